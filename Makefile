@@ -1,0 +1,106 @@
+# cirkit. Each target sets up what it needs; nothing has to be activated. `make help` lists them.
+#
+# An environment of your own (conda, another venv) is used as it is with  make study PY=python
+
+VENV = .venv
+PYTHON =
+CORES = all
+
+# Settings of study and grid; named here so that a misspelt one is an error and not the default run.
+SETTINGS = METHODS RATES KINDS SEEDS DATASET DATA_ROOT BACKBONE DEVICE THREADS
+KNOWN = PY VENV PYTHON CORES ARGS $(SETTINGS)
+given = $(if $(findstring command line,$(origin $1)),$1)
+UNKNOWN := $(filter-out $(KNOWN) MAKEFLAGS,$(foreach v,$(.VARIABLES),$(call given,$v)))
+ifneq ($(strip $(UNKNOWN)),)
+$(error there is no setting $(strip $(UNKNOWN)); the settings are: $(KNOWN))
+endif
+
+ifneq ($(call given,PY),)
+RUN = $(PY)
+READY = own-python
+else
+RUN = $(VENV)/bin/python
+READY = $(VENV)/cirkit.lock
+unexport PYTHONPATH PYTHONHOME
+endif
+
+# the kernel `python3` is then the environment's own, whatever the user has elsewhere
+export JUPYTER_PREFER_ENV_PATH = 1
+unexport JUPYTER_PATH
+
+RESULTS = $(if $(CIRKIT_RESULTS),$(CIRKIT_RESULTS),results)
+quoted = '$(subst ','\'',$1)'
+CHOSEN = $(strip $(foreach v,$(SETTINGS),$(if $(call given,$v),$v=$(call quoted,$($v)))))
+SNAKEMAKE = $(RUN) -m snakemake $@ --cores $(CORES) --rerun-triggers mtime params --rerun-incomplete --nolock \
+	--quiet host progress rules reason $(if $(CHOSEN),--config $(CHOSEN))
+
+ALL_DONE = @echo 'All done. In $(RESULTS)/study: summary.md (the table), figures/index.html, notebooks/ (executed).'
+
+.DEFAULT_GOAL := help
+.PHONY: help install own-python study grid test check pretrain lab reference figures lock clean distclean
+.SUFFIXES:
+
+help:
+	@echo 'make study      set up, draw the world, run the notebooks, write the tables (results/study/)'
+	@echo 'make test       set up, run the tests'
+	@echo 'make check      the slower checks: style, slow tests, every command of the README'
+	@echo 'make grid       more runs:  make grid METHODS="infonce" RATES="0 0.5" KINDS="shuffle" SEEDS="0 1"'
+	@echo '                also DATASET, DATA_ROOT, BACKBONE, DEVICE; THREADS for each run, CORES for all'
+	@echo 'make lab        JupyterLab with the notebooks'
+	@echo 'make pretrain   make the stage-1 checkpoint of the tiny backbone again'
+	@echo 'make install    only the environment (.venv);  PYTHON=... names the interpreter to make it from'
+	@echo 'make clean      remove what study and grid wrote;  make distclean  also the environment and caches'
+	@echo 'For maintainers: make lock, make figures, make reference'
+	@echo 'With an environment of your own:  make study PY=python  uses that interpreter and installs nothing'
+
+install: $(READY)
+	@echo "The environment is ready."
+
+# A folder that was moved or copied carries an environment that still points to the old place.
+ifneq ($(shell cat $(VENV)/cirkit.folder 2>/dev/null),$(shell pwd -P))
+.PHONY: $(VENV)/cirkit.lock
+endif
+$(VENV)/cirkit.lock: requirements.txt pyproject.toml .ci/install
+	@sh .ci/install $(VENV) $(PYTHON)
+
+own-python:
+	@$(RUN) .ci/ready.py
+
+study: $(READY)
+	@$(SNAKEMAKE)
+	$(ALL_DONE)
+
+grid: $(READY)
+	@$(SNAKEMAKE) --keep-going
+	$(ALL_DONE)
+
+test: $(READY)
+	@$(RUN) -m pytest $(ARGS)
+
+check: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m pytest -m slow $(ARGS)
+	bash .ci/readme
+
+pretrain: $(READY)
+	@$(RUN) -m cirkit.pretrain $(ARGS)
+
+lab: $(READY)
+	@$(RUN) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(ARGS)
+
+# All notebooks once more, with runs loaded where they are there; figures/ and the record are copies of what they wrote.
+figures: $(READY)
+	@$(subst -m snakemake figures,-m snakemake study,$(SNAKEMAKE)) --forcerun task_and_data train retrieval report
+
+reference: figures
+	@$(RUN) -m cirkit.report $(RESULTS)/study --publish
+
+lock: $(READY)
+	@$(RUN) .ci/lock.py
+
+clean:
+	rm -rf $(RESULTS)/study $(RESULTS)/runs .snakemake .pytest_cache .ruff_cache .hypothesis
+	find cirkit tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv .cache *.egg-info build dist

@@ -1,0 +1,298 @@
+# The study as a batch: the world, then papermill runs of the notebooks, then the tables.
+#
+#   make study                                    the default runs
+#   make grid METHODS="infonce" RATES="0 0.5" KINDS="shuffle" SEEDS="0 1"
+#
+# What counts as done: results/study/runs/NAME.json, the record that notebook 07 copies there last of all, and the
+# marks in results/study/done/. The executed notebooks are logs, so the one that stopped stays readable and never counts.
+# A notebook or a file of the package newer than a result runs that notebook again; it trains only what the change
+# really touched, since a run's id holds a fingerprint of the code that computes it.
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from shlex import quote
+
+STUDY = f"{os.environ.get('CIRKIT_RESULTS') or 'results'}/study"
+CACHE = os.environ.get("CIRKIT_CACHE") or ".cache"
+WORLD = f"{CACHE}/worlds/garments.done"
+
+# seconds on two cores, for the announcements only
+SECONDS = {"world": 30, "task_and_data": 30, "train": 45, "retrieval": 60, "report": 15}
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+
+def several(name, default):
+    """The words of a setting, in their order, each once."""
+    return list(dict.fromkeys(str(config.get(name, default)).replace(",", " ").split()))
+
+
+def single(name, default):
+    return str(config.get(name, default))
+
+
+def refuse(sentence):
+    sys.exit(f"cirkit: {sentence}")
+
+
+def checked_rate(word):
+    try:
+        rate = float(word)
+    except ValueError:
+        rate = -1.0
+    if not 0 <= rate <= 1:
+        refuse(f"RATES: {word!r} is not a noise rate between 0 and 1.")
+    return rate
+
+
+def checked_seed(word):
+    if not word.isdecimal():
+        refuse(f"SEEDS: {word!r} is not a whole number from 0 on.")
+    return int(word)
+
+
+def checked_name(setting, word):
+    if not re.fullmatch(r"[\w-]+", word):
+        refuse(f"{setting}: {word!r} is not a name.")
+    return word
+
+
+SETTINGS = {"METHODS", "RATES", "KINDS", "SEEDS", "DATASET", "DATA_ROOT", "BACKBONE", "DEVICE", "THREADS"}
+if unknown := sorted(set(config) - SETTINGS):
+    refuse(f"there is no setting {', '.join(unknown)}; the settings are {', '.join(sorted(SETTINGS))}.")
+
+DATASET = checked_name("DATASET", single("DATASET", "garments"))
+BACKBONE = checked_name("BACKBONE", single("BACKBONE", "tiny"))
+DATA_ROOT = single("DATA_ROOT", "")
+DEVICE = single("DEVICE", "")
+# threads of one run; as many runs go side by side as fit into the cores
+THREADS = int(checked_seed(single("THREADS", workflow.cores or 1))) or 1
+
+
+def run_of(method, kind, rate, seed):
+    """Name and notebook parameters of one training run.
+
+    Every seed draws its own noise too, so that spread over seeds holds both; seed 0 draws with 42, as the papers do.
+    """
+    name = f"{method}-{BACKBONE}-{DATASET}-{kind}-{rate:g}-seed{seed}"
+    parameters = {
+        "METHOD": method,
+        "BACKBONE": BACKBONE,
+        "DATASET": DATASET,
+        "NOISE_KIND": kind,
+        "NOISE_RATE": rate,
+        "NOISE_SEED": 42 + seed,
+        "SEED": seed,
+    }
+    if DATA_ROOT:
+        parameters["DATA_ROOT"] = DATA_ROOT
+    return name, parameters
+
+
+CHOSEN = dict(
+    run_of(checked_name("METHODS", method), checked_name("KINDS", kind), rate, seed)
+    for method in several("METHODS", "infonce")
+    for kind in several("KINDS", "shuffle")
+    for rate in map(checked_rate, several("RATES", "0 0.2 0.5 0.8"))
+    for seed in map(checked_seed, several("SEEDS", "0"))
+)
+if not CHOSEN:
+    refuse("METHODS, KINDS, RATES and SEEDS must each name at least one value.")
+CLEAN, clean_parameters = run_of("infonce", "shuffle", 0.0, 0)
+RUNS = {CLEAN: clean_parameters, **CHOSEN}
+RESULTS = [f"{STUDY}/runs/{run}.json" for run in CHOSEN]
+
+
+# --- notebooks --------------------------------------------------------------------------------------------
+
+
+def parameter_names(notebook):
+    """The names that a notebook's parameters cell assigns; papermill itself would accept any name."""
+    if not Path(notebook).is_file():
+        refuse(f"there is no {notebook} in {Path.cwd()}.")
+    cells = [
+        "".join(cell["source"])
+        for cell in json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
+        if "parameters" in cell["metadata"].get("tags", [])
+    ]
+    if len(cells) != 1:
+        refuse(f"{notebook} has {len(cells)} cells tagged 'parameters'; it needs exactly one.")
+    return set(re.findall(r"^([A-Za-z_]\w*)\s*(?::[^=\n]+)?=", cells[0], flags=re.MULTILINE))
+
+
+TRAINING = "notebooks/07_training.ipynb"
+SENT = {"RESULT", *({"DEVICE"} if DEVICE else ()), *(name for run in RUNS.values() for name in run)}
+if lacking := sorted(SENT - parameter_names(TRAINING)):
+    refuse(f"{TRAINING} has no parameter {', '.join(lacking)}: name it in the cell tagged 'parameters'.")
+
+
+def as_options(parameters):
+    """-p lets papermill read numbers, -r keeps text as it is."""
+    return " ".join(f"{'-r' if isinstance(v, str) else '-p'} {k} {quote(str(v))}" for k, v in parameters.items())
+
+
+PYTHON = quote(sys.executable)
+PAPERMILL = (
+    f"{PYTHON} -m papermill --kernel python3 --log-level WARNING "
+    f"--{'' if sys.stderr.isatty() else 'no-'}progress-bar"
+)
+DEVICE_OPTION = as_options({"DEVICE": DEVICE}) if DEVICE else ""
+PACKAGE = sorted(str(path) for path in Path("cirkit").rglob("*") if path.is_file() and path.suffix != ".pyc")
+
+# A kernel `python3` of this interpreter, found before any of that name that the user has elsewhere. It is
+# quiet about its sockets, which never leave this machine, and about being stopped when the notebook ends.
+kernels = Path(".snakemake", "jupyter").absolute()
+(kernels / "kernels/python3").mkdir(parents=True, exist_ok=True)
+argv = [sys.executable, "-m", "ipykernel_launcher", "--log-level=CRITICAL", "-f", "{connection_file}"]
+kernel = {"argv": argv, "display_name": "Python 3", "language": "python", "metadata": {"debugger": True}}
+(kernels / "kernels/python3/kernel.json").write_text(json.dumps(kernel), encoding="utf-8")
+os.environ["JUPYTER_PATH"] = str(kernels)
+
+# Snakemake's narration would drown the announcements below, and its copy of a failed command the error itself
+NARRATION = ("Select jobs", "Execute ", "Touching output", "Complete log", "RuleException:\nCalledProcessError")
+logger.addFilter(lambda record: not record.getMessage().startswith(NARRATION))
+
+# say TITLE SECONDS announces a step; stopped NOTEBOOK tells where to look when papermill gave up
+os.environ["CIRKIT_TITLES"] = titles = str(Path(".snakemake", "cirkit-titles").absolute())
+shell.prefix(
+    'say() {{ echo "$1" >> "$CIRKIT_TITLES"; n=$(grep -nxF -- "$1" "$CIRKIT_TITLES" | head -n 1 | cut -d: -f1); '
+    'echo "[$n/$CIRKIT_STEPS  $(date +%H:%M:%S)] $1 (about $2 s)"; }}; '
+    'stopped() {{ echo "cirkit: the notebook stopped; $1 shows where." >&2; exit 1; }}; '
+)
+
+
+# --- one batch at a time in a folder ----------------------------------------------------------------------
+
+# The system frees this lock when its holder ends, in whatever way; Snakemake's own outlives a killed run.
+try:
+    import fcntl
+except ImportError:
+    pass
+else:
+    Path(".snakemake").mkdir(exist_ok=True)
+    batch_lock = open(".snakemake/cirkit-lock", "w")
+    try:
+        fcntl.flock(batch_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        refuse("another make study or make grid is at work in this folder; wait until it is done.")
+
+
+onstart:
+    order = [*SECONDS, *RUNS]
+    names = [(job.rule.name, job.wildcards.get("run", "")) for job in workflow.dag.needrun_jobs()]
+    steps = sorted(
+        (step for step in names if step[0] in SECONDS), key=lambda step: [order.index(s) for s in step if s]
+    )
+    at_once = max(1, workflow.cores // THREADS)
+    minutes = sum(SECONDS[rule] for rule, _ in steps) / at_once / 60
+    print(f"To do: {len(steps)} steps, about {minutes:.0f} min on 2 cores, {at_once} at once, {THREADS} threads each")
+    for rule, run in steps:
+        print(f"    {rule:<14} {run}")
+    sys.stdout.flush()
+    os.environ["CIRKIT_STEPS"] = str(len(steps))
+    Path(titles).unlink(missing_ok=True)
+
+
+onerror:
+    print("cirkit: not everything was done. What is finished is kept; the same command goes on from there.")
+
+
+# --- steps ------------------------------------------------------------------------------------------------
+
+
+def world_for(wildcards):
+    return ancient(WORLD) if DATASET == "garments" else []
+
+
+# Both name the runs beside the report: an old report alone would not notice a run that it lacks.
+rule study:
+    input:
+        RESULTS,
+        f"{STUDY}/done/00_task_and_data",
+        f"{STUDY}/done/02_qformer_retrieval",
+        f"{STUDY}/done/report",
+    default_target: True
+
+
+rule grid:
+    input:
+        RESULTS,
+        f"{STUDY}/done/report",
+
+
+rule world:
+    input:
+        sorted(str(path) for path in Path("cirkit/data").glob("garment*.py")),
+    output:
+        touch(WORLD),
+    threads: THREADS
+    shell:
+        'say "world garments: drawing its images" {SECONDS[world]}; '
+        "{PYTHON} -c 'from cirkit.data.garments import build_garments; build_garments()'"
+
+
+rule task_and_data:
+    input:
+        notebook="notebooks/00_task_and_data.ipynb",
+        package=PACKAGE,
+        world=ancient(WORLD),
+    output:
+        touch(f"{STUDY}/done/00_task_and_data"),
+    log:
+        f"{STUDY}/notebooks/00_task_and_data.ipynb",
+    threads: THREADS
+    priority: 3
+    shell:
+        'say "notebook 00, task and data" {SECONDS[task_and_data]}; '
+        "{PAPERMILL} {input.notebook} {log} || stopped {log}"
+
+
+rule train:
+    input:
+        notebook=TRAINING,
+        package=PACKAGE,
+        world=world_for,
+    output:
+        f"{STUDY}/runs/{{run}}.json",
+    log:
+        f"{STUDY}/notebooks/07_training-{{run}}.ipynb",
+    params:
+        options=lambda wildcards: as_options(RUNS[wildcards.run]),
+    threads: THREADS
+    priority: 2
+    shell:
+        'say "notebook 07, training: {wildcards.run}" {SECONDS[train]}; '
+        "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} -r RESULT {output} || stopped {log}"
+
+
+rule retrieval:
+    input:
+        notebook="notebooks/02_qformer_retrieval.ipynb",
+        package=PACKAGE,
+        world=ancient(WORLD),
+        clean=f"{STUDY}/runs/{CLEAN}.json",
+    output:
+        touch(f"{STUDY}/done/02_qformer_retrieval"),
+    log:
+        f"{STUDY}/notebooks/02_qformer_retrieval.ipynb",
+    threads: THREADS
+    priority: 1
+    shell:
+        'say "notebook 02, Q-Former retrieval" {SECONDS[retrieval]}; '
+        "{PAPERMILL} {input.notebook} {log} || stopped {log}"
+
+
+rule report:
+    input:
+        package=PACKAGE,
+        runs=RESULTS,
+    output:
+        touch(f"{STUDY}/done/report"),
+    threads: THREADS
+    shell:
+        'say "tables and figures" {SECONDS[report]}; '
+        f"{{PYTHON}} -m cirkit.report {STUDY}"

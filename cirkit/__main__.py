@@ -1,0 +1,40 @@
+"""Check one's own data: `python -m cirkit check DATA_ROOT` prints the data report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0 if the data can be used, 1 if not."""
+    parser = argparse.ArgumentParser(prog="python -m cirkit", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    text = "report on a folder in FashionIQ layout; the exit code is 0 if it can be used, 1 if not"
+    check = commands.add_parser("check", help=text, description=text)
+    check.add_argument("root", metavar="DATA_ROOT", help="folder with captions/ and image_splits/")
+    check.add_argument("--images", metavar="ROOT", help="folder that holds the image folders (default: DATA_ROOT)")
+    check.add_argument("--annotations-only", action="store_true", help="do not look for images")
+    check.add_argument("--quick", action="store_true", help="find missing images only, decode none")
+    options = parser.parse_args(arguments)
+    return check_data(options.root, options.images, options.annotations_only, options.quick)
+
+
+def check_data(root: str, images: str | None, annotations_only: bool, quick: bool) -> int:
+    """Print the data report; returns the exit code."""
+    # Imported here so that --help answers at once.
+    from cirkit.data.annotations import DataError
+    from cirkit.data.report import data_report
+
+    try:
+        report = data_report(root, images, annotations_only, decode=not quick)
+    except DataError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(report.to_text(), end="")
+    return 0 if report.usable else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,319 @@
+"""The Q-Former backbone of composed image retrieval, on the transformers BLIP-2 classes.
+
+Shapes: B batch, P patches, Dv vision width, N query tokens, L text tokens, H Q-Former width, D embedding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.models.blip_2.configuration_blip_2 import Blip2QFormerConfig
+from transformers.models.blip_2.modeling_blip_2 import Blip2QFormerModel, Blip2TextEmbeddings
+
+from cirkit.data.images import Preprocess
+from cirkit.paths import atomic_path
+from cirkit.tokens import WordTokenizer
+from cirkit.towers import build_tower
+
+WEIGHTS = Path(__file__).resolve().parent / "weights"
+PRESETS = ("tiny", "tiny-random")
+
+
+class TokenBatch(NamedTuple):
+    """Token ids [B,L] and mask [B,L] (1 = token, 0 = padding); position 0 is [CLS]."""
+
+    ids: Tensor
+    mask: Tensor
+
+    def rows(self, rows: Tensor) -> TokenBatch:
+        """The rows asked for, cut to the longest text among them."""
+        mask = self.mask[rows]
+        length = int(mask.sum(1).max())
+        return TokenBatch(self.ids[rows, :length], mask[:, :length])
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        return TokenBatch(self.ids.to(device), self.mask.to(device))
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """Everything needed to rebuild a backbone around its weights. Stored as plain JSON beside them."""
+
+    name: str
+    vocabulary: tuple[str, ...]
+    width: int = 96  # H
+    layers: int = 4
+    heads: int = 4
+    intermediate: int = 192
+    cross_attention_frequency: int = 2
+    query_tokens: int = 4  # N
+    embed_dim: int = 256  # D
+    text_length: int = 32  # longest text in tokens, [CLS] and [SEP] included
+    initializer_range: float = 0.1  # about 1/sqrt(H); 0.02 is meant for H = 768
+    layer_norm_eps: float = 1e-12
+    tower: str = "convolutional"
+    vision_width: int = 96  # Dv
+    vision_layers: int = 2
+    image_size: int = 48
+    pad_ratio: float = 1.25
+    image_mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, ...] = (0.25, 0.25, 0.25)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> BackboneConfig:
+        """Config from JSON; unknown names are refused (ValueError)."""
+        unknown = sorted(set(values) - {f.name for f in dataclasses.fields(cls)})
+        if unknown:
+            raise ValueError(f"unknown backbone settings: {', '.join(unknown)}")
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+class Backbone(nn.Module):
+    """Frozen vision tower, Q-Former and the two projections of BLIP-2's first stage.
+
+    Names of sub-modules follow transformers' ``Blip2ForImageTextRetrieval``. The tower is frozen and always in eval
+    mode; ``ln_vision``, the LayerNorm behind it, belongs to the trained part, as in the released code of the methods.
+    """
+
+    def __init__(self, config: BackboneConfig):
+        super().__init__()
+        self.config = config
+        qformer = Blip2QFormerConfig(
+            vocab_size=len(config.vocabulary),
+            hidden_size=config.width,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            intermediate_size=config.intermediate,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            max_position_embeddings=max(config.text_length, 32),
+            initializer_range=config.initializer_range,
+            layer_norm_eps=config.layer_norm_eps,
+            cross_attention_frequency=config.cross_attention_frequency,
+            encoder_hidden_size=config.vision_width,
+            use_qformer_text_input=True,
+        )
+        self.tokenizer = WordTokenizer(config.vocabulary)
+        self.preprocess = Preprocess(
+            size=config.image_size, pad_ratio=config.pad_ratio, mean=config.image_mean, std=config.image_std
+        )
+        self.vision_model = build_tower(config)
+        self.ln_vision = nn.LayerNorm(config.vision_width)
+        self.embeddings = Blip2TextEmbeddings(qformer)
+        self.qformer = Blip2QFormerModel(qformer)
+        self.query_tokens = nn.Parameter(torch.empty(1, config.query_tokens, config.width))
+        self.vision_projection = nn.Linear(config.width, config.embed_dim)
+        self.text_projection = nn.Linear(config.width, config.embed_dim)
+        self._initialise(config.initializer_range)
+        self.freeze_tower()
+
+    def _initialise(self, std: float) -> None:
+        nn.init.normal_(self.query_tokens, std=std)
+        for module in [*self.embeddings.modules(), *self.qformer.modules(), self.vision_projection, self.text_projection]:
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=std)
+                if isinstance(module, nn.Linear):
+                    nn.init.zeros_(module.bias)
+                elif module.padding_idx is not None:
+                    nn.init.zeros_(module.weight[module.padding_idx].unsqueeze(0))
+
+    # -- frozen and trained parts ------------------------------------------------------------------------------------
+
+    def freeze_tower(self, frozen: bool = True) -> None:
+        """Freeze the tower (the default state) or, for stage-1 pretraining only, set it free."""
+        self.vision_model.requires_grad_(not frozen)
+        self.vision_model.train(not frozen and self.training)
+
+    def train(self, mode: bool = True) -> Backbone:
+        super().train(mode)
+        tower_is_free = any(p.requires_grad for p in self.vision_model.parameters())
+        self.vision_model.train(mode and tower_is_free)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        return self.query_tokens.device
+
+    # -- passes ------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def patch_tokens(self, pixels: Tensor) -> Tensor:
+        """Frozen tower: pixels [B,3,S,S] -> patch tokens [B,P,Dv], no gradient."""
+        if pixels.dim() != 4 or pixels.shape[1] != 3:
+            raise ValueError(f"pixels must be [B,3,S,S], got {tuple(pixels.shape)}")
+        return self.vision_model(pixels)
+
+    def tokenize(self, texts: Sequence[str]) -> TokenBatch:
+        """Texts -> padded token ids on the backbone's device, cut at ``text_length``."""
+        ids, mask = self.tokenizer(texts, self.config.text_length)
+        return TokenBatch(ids, mask).to(self.device)
+
+    def hidden_states(
+        self,
+        patches: Tensor | None = None,
+        texts: Sequence[str] | TokenBatch | None = None,
+        queries: Tensor | None = None,
+    ) -> Tensor:
+        """One Q-Former pass: hidden states [B, N+L, H], query positions first.
+
+        Args:
+            patches: image to attend to, [B,P,Dv]; None runs the pass without image.
+            texts: B texts, or their tokens; None runs the pass without text (L = 0).
+            queries: query embeddings [N,H], [1,N,H] or [B,N,H]; None runs a text-only pass (N = 0).
+
+        Raises:
+            ValueError: if there is neither text nor query, or batch sizes differ.
+        """
+        tokens = texts if texts is None or isinstance(texts, TokenBatch) else self.tokenize(texts)
+        if tokens is None and queries is None:
+            raise ValueError("a Q-Former pass needs texts or queries")
+        sizes = {len(x) for x in (patches, None if tokens is None else tokens.ids) if x is not None}
+        if queries is not None:
+            queries = queries if queries.dim() == 3 else queries.unsqueeze(0)
+            sizes |= {len(queries)} - {1}
+        if len(sizes) > 1:
+            raise ValueError(f"patches, texts and queries disagree on the batch size: {sorted(sizes)}")
+        batch = sizes.pop() if sizes else 1
+        length = 0
+        if queries is not None:
+            queries = queries.expand(batch, -1, -1)
+            length = queries.shape[1]
+        embeds = self.embeddings(input_ids=None if tokens is None else tokens.ids, query_embeds=queries)
+        mask = embeds.new_ones(batch, length)
+        if tokens is not None:
+            mask = torch.cat([mask, tokens.mask.to(mask.dtype)], dim=1)
+        return self.run_qformer(embeds, mask, length, patches)
+
+    def run_qformer(self, embeds: Tensor, mask: Tensor, query_length: int, patches: Tensor | None = None) -> Tensor:
+        """The Q-Former on ready embeddings [B,S,H], the first ``query_length`` of them queries -> [B,S,H].
+
+        Only query positions attend to the image and use the query feed-forward layers. Without ``patches`` every
+        position is treated as text, which is what the second passes of SPRC and TME do.
+        """
+        return self.qformer(
+            query_embeds=embeds,
+            query_length=0 if patches is None else query_length,
+            attention_mask=mask,
+            encoder_hidden_states=None if patches is None else self.ln_vision(patches.to(self.query_tokens.dtype)),
+        ).last_hidden_state
+
+    def encode_target(self, patches: Tensor) -> Tensor:
+        """Patch tokens [B,P,Dv] -> target tokens [B,N,D], unit norm per token (BLIP-2, image-only pass)."""
+        return F.normalize(self.vision_projection(self.hidden_states(patches, queries=self.query_tokens)), dim=-1)
+
+    def compose(
+        self,
+        patches: Tensor,
+        texts: Sequence[str] | TokenBatch,
+        prompts: Tensor | None = None,
+        pool: Literal["text", "mean"] = "text",
+    ) -> Tensor:
+        """Reference patches [B,P,Dv] and modification texts -> composed query [B,D], unit norm.
+
+        Args:
+            prompts: learned tokens [N',H] or [B,N',H] that take the place of the query tokens.
+            pool: ``text`` takes the first text position ([CLS]; SPRC, TME, ConeSep), ``mean`` the mean of the
+                projected query positions (QuRe).
+        """
+        queries = self.query_tokens if prompts is None else prompts
+        hidden = self.hidden_states(patches, texts, queries)
+        length = queries.shape[-2]
+        if pool == "text":
+            pooled = self.text_projection(hidden[:, length])
+        elif pool == "mean":
+            pooled = self.text_projection(hidden[:, :length]).mean(dim=1)
+        else:
+            raise ValueError(f"pool must be 'text' or 'mean', got {pool!r}")
+        return F.normalize(pooled, dim=-1)
+
+    def encode_text(self, texts: Sequence[str] | TokenBatch) -> Tensor:
+        """Texts -> [B,D], unit norm, from the text-only pass at [CLS]."""
+        return F.normalize(self.text_projection(self.hidden_states(texts=texts)[:, 0]), dim=-1)
+
+    # -- identity ----------------------------------------------------------------------------------------------------
+
+    def tower_fingerprint(self) -> str:
+        """Hash of all that decides what the frozen tower makes of an image: its weights and the preprocessing."""
+        tower = _digest(self.vision_model.state_dict().items())
+        return hashlib.sha256((tower + self.preprocess.fingerprint()).encode()).hexdigest()
+
+    def fingerprint(self) -> str:
+        """Hash of the whole backbone: every weight and the config."""
+        config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
+        return hashlib.sha256((_digest(self.state_dict().items()) + config).encode()).hexdigest()
+
+
+def _digest(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(named_tensors):
+        array = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
+        digest.update(array.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_backbone(backbone: Backbone, folder: str | Path, recipe: dict | None = None) -> None:
+    """Write ``model.safetensors``, ``config.json`` and, if given, ``recipe.json`` (how the weights were made)."""
+    folder = Path(folder)
+    with atomic_path(folder / "model.safetensors") as path:
+        save_file({k: v.contiguous().cpu() for k, v in backbone.state_dict().items()}, path)
+    for name, content in (("config.json", dataclasses.asdict(backbone.config)), ("recipe.json", recipe)):
+        if content is not None:
+            with atomic_path(folder / name) as path:
+                path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def load_state(module: nn.Module, state: dict[str, Tensor], source: str | Path) -> None:
+    """Load a state dict that must fit exactly.
+
+    Raises:
+        ValueError: listing missing, unexpected and wrong-shaped keys; nothing is loaded then.
+    """
+    own = module.state_dict()
+    wrong = [f"missing {k}" for k in own if k not in state]
+    wrong += [f"unexpected {k}" for k in state if k not in own]
+    wrong += [
+        f"{k} is {tuple(state[k].shape)}, not {tuple(own[k].shape)}"
+        for k in own
+        if k in state and own[k].shape != state[k].shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise ValueError(f"{source} does not fit the model: {'; '.join(wrong[:8])}{more}")
+    module.load_state_dict(state)
+
+
+def load_backbone(name: str = "tiny", device: str | torch.device = "cpu", seed: int = 0) -> Backbone:
+    """A backbone by preset name or from a folder that :func:`save_backbone` wrote.
+
+    ``tiny`` ships with the package (stage 1 on garments, see its recipe.json); ``tiny-random`` is the same model
+    with random weights drawn from ``seed``, for tests of the plumbing.
+
+    Raises:
+        ValueError: unknown name, or weights that do not fit their config.
+        FileNotFoundError: weights that are not there, saying how to get them.
+    """
+    random = name == "tiny-random"
+    folder = WEIGHTS / "tiny" if name in PRESETS else Path(name)
+    if name not in PRESETS and not folder.is_dir():
+        raise ValueError(f"unknown backbone {name!r}: neither a folder nor one of {', '.join(PRESETS)}")
+    needed = folder / ("config.json" if random else "model.safetensors")
+    if not needed.is_file():
+        raise FileNotFoundError(f"{needed} is missing; `make pretrain` makes the weights of `tiny` again")
+    config = BackboneConfig.from_dict(json.loads((folder / "config.json").read_text()))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = Backbone(dataclasses.replace(config, name=name) if random else config)
+    if not random:
+        load_state(backbone, load_file(needed), needed)
+    return backbone.eval().to(device)

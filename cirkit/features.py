@@ -1,0 +1,142 @@
+"""Patch tokens of the frozen tower, computed once and read from a memory map.
+
+A store is named by what decides its content: tower weights, preprocessing, and the bytes of every image. Change one
+byte of any of them and the name is another, so a stale store can never be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from cirkit.backbone import Backbone
+from cirkit.data.images import ImageFolder
+from cirkit.paths import atomic_path, cache_dir
+
+
+class FeatureStore:
+    """Patch tokens [images, P, Dv] on disk, looked up by image id.
+
+    Reading a batch copies only its rows, so memory stays bounded however many images there are.
+    """
+
+    def __init__(self, folder: str | Path):
+        """Open a finished store.
+
+        Raises:
+            ValueError: if the folder does not hold one, or its files do not fit each other.
+        """
+        self.folder = Path(folder)
+        try:
+            meta = json.loads((self.folder / "store.json").read_text())
+            self._patches = np.load(self.folder / "patches.npy", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(f"{self.folder} is not a readable feature store ({error}); delete it to rebuild") from None
+        self.ids: tuple[str, ...] = tuple(meta["ids"])
+        self.key: str = meta["key"]
+        if list(self._patches.shape) != meta["shape"] or len(self.ids) != len(self._patches):
+            raise ValueError(f"{self.folder} is damaged: its array does not fit its index; delete it to rebuild")
+        self._row = {image: row for row, image in enumerate(self.ids)}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(P, Dv) of one image."""
+        return self._patches.shape[1], self._patches.shape[2]
+
+    def rows(self, ids: Sequence[str]) -> np.ndarray:
+        """Row numbers of image ids.
+
+        Raises:
+            KeyError: naming the first ids that the store does not hold.
+        """
+        unknown = [i for i in ids if i not in self._row]
+        if unknown:
+            raise KeyError(f"{len(unknown)} images are not in the feature store, first: {', '.join(unknown[:3])}")
+        return np.fromiter((self._row[i] for i in ids), dtype=np.int64, count=len(ids))
+
+    def patches(self, rows: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
+        """Patch tokens [len(rows), P, Dv] in float32."""
+        rows = np.asarray(rows)
+        order = np.argsort(rows, kind="stable")
+        batch = np.empty((len(rows), *self.shape), dtype=self._patches.dtype)
+        batch[order] = self._patches[rows[order]]
+        return torch.from_numpy(batch).to(device, dtype=torch.float32)
+
+
+def store_key(backbone: Backbone, images: ImageFolder, ids: Sequence[str], dtype: str = "float32") -> str:
+    """Name of the store for these images under this tower: 32 hex digits.
+
+    Reads every image file once (bytes only, in threads).
+    """
+
+    def digest(image: str) -> str:
+        return hashlib.sha256(images.path(image).read_bytes()).hexdigest()
+
+    with ThreadPoolExecutor(4) as pool:
+        contents = list(pool.map(digest, ids))
+    key = hashlib.sha256(f"{backbone.tower_fingerprint()} {dtype}".encode())
+    for image, content in zip(ids, contents, strict=True):
+        key.update(f"{image} {content}\n".encode())
+    return key.hexdigest()[:32]
+
+
+def build_store(
+    backbone: Backbone,
+    images: ImageFolder,
+    ids: Sequence[str],
+    directory: str | Path | None = None,
+    batch_size: int = 64,
+    dtype: str = "float32",
+    progress: bool = True,
+) -> FeatureStore:
+    """Open the store for these images, encoding them first if nobody has yet.
+
+    Args:
+        ids: image ids; order and repeats do not matter.
+        directory: folder of stores, ``<cache>/features`` by default.
+        dtype: ``float32`` or ``float16`` on disk.
+
+    Raises:
+        DataError: images missing or broken, before anything is encoded (see :meth:`ImageFolder.check`).
+    """
+    ids = sorted(set(ids))
+    directory = Path(directory) if directory is not None else cache_dir() / "features"
+    missing = images.missing(ids)
+    if missing:
+        images.check(ids)
+    key = store_key(backbone, images, ids, dtype)
+    folder = directory / key
+    if folder.is_dir():
+        return FeatureStore(folder)
+    images.check(ids)
+    with atomic_path(folder) as temporary, ThreadPoolExecutor(2) as pool:
+        temporary.mkdir()
+        array = None
+        starts = range(0, len(ids), batch_size)
+        for start in tqdm(starts, desc="encoding images", unit="batch", disable=not progress):
+            batch = ids[start : start + batch_size]
+            pixels = torch.stack(list(pool.map(lambda image: backbone.preprocess(images.load(image)), batch)))
+            patches = backbone.patch_tokens(pixels.to(backbone.device)).cpu().numpy()
+            if not np.isfinite(patches).all():
+                raise ValueError(f"the vision tower gave NaN or inf for images among {', '.join(batch[:3])} …")
+            if array is None:
+                array = np.lib.format.open_memmap(
+                    temporary / "patches.npy", mode="w+", dtype=dtype, shape=(len(ids), *patches.shape[1:])
+                )
+            array[start : start + len(batch)] = patches
+        array.flush()
+        meta = {"key": key, "ids": ids, "shape": list(array.shape), "preprocess": backbone.preprocess.fingerprint()}
+        (temporary / "store.json").write_text(json.dumps(meta))
+        del array
+    return FeatureStore(folder)

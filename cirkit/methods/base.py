@@ -1,0 +1,105 @@
+"""What every method has in common: how it encodes, and the loss it owes to training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cirkit.backbone import Backbone, TokenBatch, load_state
+from cirkit.data.triplets import TripletSet
+from cirkit.features import FeatureStore
+from cirkit.scores import max_over_tokens
+
+
+class Batch(NamedTuple):
+    """One step's triplets: ``rows`` [B] in the training set, patch tokens [B,P,Dv] and modification texts."""
+
+    rows: Tensor
+    references: Tensor
+    texts: TokenBatch
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class TrainingView:
+    """Read access to the whole training set, for hooks that partition or mine.
+
+    ``clean`` [n] is the truth about the noise; it is None unless the method declares ``uses_ledger``.
+    """
+
+    triplets: TripletSet
+    store: FeatureStore
+    epoch: int
+    epochs: int
+    seed: int
+    clean: Tensor | None = None
+
+
+class Method(nn.Module):
+    """A backbone, the method's own parameters, and a loss.
+
+    Subclasses define a frozen dataclass ``Config`` with typed, documented options and implement :meth:`loss`.
+    ``uses_ledger`` marks the oracle methods, the only ones that are shown which triplets are noisy.
+    """
+
+    uses_ledger = False
+
+    @dataclass(frozen=True)
+    class Config:
+        """Options of the method; ``variant`` names what is computed."""
+
+        variant: str = "paper"
+
+    def __init__(self, backbone: Backbone, config: Config):
+        super().__init__()
+        self.backbone = backbone
+        self.config = config
+
+    def query(self, references: Tensor, texts: Sequence[str] | TokenBatch) -> Tensor:
+        """Reference patches [B,P,Dv] and texts -> composed queries [B,D], unit norm."""
+        return self.backbone.compose(references, texts)
+
+    def target(self, patches: Tensor) -> Tensor:
+        """Patches [B,P,Dv] -> target tokens [B,N,D], unit norm per token."""
+        return self.backbone.encode_target(patches)
+
+    def loss(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
+        """Total loss (scalar) and its named, unweighted terms.
+
+        ``step`` counts optimizer steps from 0 over the whole run.
+        """
+        raise NotImplementedError
+
+    def start_epoch(self, view: TrainingView) -> dict[str, float] | None:
+        """Called before each epoch; what it returns is written into the history."""
+        return None
+
+    def parameter_groups(self, weight_decay: float) -> list[dict]:
+        """Trained parameters, biases, norms and learned tokens without decay. The frozen tower is never among them."""
+        trained = [p for p in self.parameters() if p.requires_grad]
+        return [
+            {"params": [p for p in trained if p.dim() == 2], "weight_decay": weight_decay},
+            {"params": [p for p in trained if p.dim() != 2], "weight_decay": 0.0},
+        ]
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """State dict without the frozen tower: what a checkpoint holds."""
+        return {k: v for k, v in self.state_dict().items() if not k.startswith("backbone.vision_model.")}
+
+    def load_trained_state(self, state: dict[str, Tensor], source: str) -> None:
+        """Counterpart of :meth:`trained_state`.
+
+        Raises:
+            ValueError: if the state does not fit exactly.
+        """
+        tower = {k: v for k, v in self.state_dict().items() if k.startswith("backbone.vision_model.")}
+        load_state(self, {**state, **tower}, source)
+
+    @torch.no_grad()
+    def similarity(self, batch: Batch) -> Tensor:
+        """Scores s [B,B] of a batch, [query, target]: the best of a target's tokens."""
+        return max_over_tokens(self.query(batch.references, batch.texts), self.target(batch.targets))

@@ -1,0 +1,185 @@
+"""The batch behind `make study` and `make grid`, on stand-in notebooks that take a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SENT = "METHOD BACKBONE DATASET NOISE_KIND NOISE_RATE NOISE_SEED SEED DATA_ROOT DEVICE RESULT".split()
+TRAIN = """
+import json, os, sys
+assert METHOD != "broken", "this method is broken"
+content = dict(method=METHOD, rate=NOISE_RATE, noise_seed=NOISE_SEED, seed=SEED, python=sys.executable,
+               threads=os.environ["OMP_NUM_THREADS"])
+json.dump(content, open(RESULT, "w"))
+"""
+
+
+def write_notebook(path: Path, *cells: tuple[str, list[str]], kernel: str = "python3") -> None:
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source, metadata={"tags": tags}) for source, tags in cells],
+        metadata={"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}},
+    )
+    path.parent.mkdir(exist_ok=True)
+    nbformat.write(notebook, path)
+
+
+def stand_in(folder: Path) -> Path:
+    """A folder with this Snakefile, a package that does nothing and notebooks that do little."""
+    (folder / "cirkit" / "data").mkdir(parents=True)
+    shutil.copy(ROOT / "Snakefile", folder)
+    (folder / "cirkit" / "__init__.py").touch()
+    (folder / "cirkit" / "data" / "__init__.py").touch()
+    (folder / "cirkit" / "data" / "garments.py").write_text("def build_garments(): print('drawn')\n")
+    (folder / "cirkit" / "report.py").write_text("print('reported')\n")
+    parameters = "\n".join(f"{name} = None" for name in SENT)
+    for name in ("00_task_and_data", "02_qformer_retrieval"):
+        write_notebook(folder / "notebooks" / f"{name}.ipynb", ("DATASET = ''", ["parameters"]), ("1", []))
+    write_notebook(
+        folder / "notebooks" / "07_training.ipynb",
+        (parameters, ["parameters"]),
+        (TRAIN, []),
+        kernel="author_env",
+    )
+    return folder
+
+
+def snakemake(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """As make calls it, save for the terminal."""
+    inherited = {
+        k: v for k, v in os.environ.items() if not k.startswith(("CIRKIT_", "JUPYTER_", "PYTHONPATH"))
+    }
+    target, *rest = arguments
+    command = [sys.executable, "-m", "snakemake", target, "--cores", "2", "--nolock", "--rerun-incomplete"]
+    command += [
+        "--rerun-triggers",
+        "mtime",
+        "params",
+        "--quiet",
+        "host",
+        "progress",
+        "rules",
+        "reason",
+        *rest,
+    ]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.notebook
+def test_a_batch_from_failure_to_done(tmp_path):
+    """A path with a space, a foreign kernel of the same name, a method that fails: then again without it."""
+    folder = stand_in(tmp_path / "my stüdy")
+    foreign = tmp_path / "jupyter" / "kernels" / "python3"
+    foreign.mkdir(parents=True)
+    (foreign / "kernel.json").write_text(
+        json.dumps({"argv": ["no-such-python"], "display_name": "x", "language": "python"})
+    )
+    jupyter = {"JUPYTER_PATH": str(foreign.parents[1]), "JUPYTER_DATA_DIR": str(foreign.parents[1])}
+    runs, notebooks = folder / "results/study/runs", folder / "results/study/notebooks"
+
+    failed = snakemake(
+        folder,
+        "grid",
+        "--keep-going",
+        "--config",
+        "METHODS=broken infonce",
+        "RATES=0.50",
+        "SEEDS=1",
+        "THREADS=1",
+        **jupyter,
+    )
+    assert failed.returncode != 0
+    assert "To do: 4 steps" in failed.stdout
+    assert "broken-tiny-garments-shuffle-0.5-seed1.ipynb shows where" in failed.stderr
+    assert "this method is broken" in failed.stderr
+    # the notebook that stopped is there to read and no result; the other run was not held up by it
+    stopped = nbformat.read(notebooks / "07_training-broken-tiny-garments-shuffle-0.5-seed1.ipynb", 4)
+    assert any(output.output_type == "error" for cell in stopped.cells for output in cell.get("outputs", []))
+    (result,) = runs.iterdir()
+    assert result.name == "infonce-tiny-garments-shuffle-0.5-seed1.json"
+    content = json.loads(result.read_text())
+    assert Path(content.pop("python")) == Path(sys.executable)
+    assert content == {"method": "infonce", "rate": 0.5, "noise_seed": 43, "seed": 1, "threads": "1"}
+    assert not (folder / "results/study/done/report").exists()
+
+    one = ["grid", "--config", "METHODS=infonce", "RATES=0.5", "SEEDS=1"]
+    finished = snakemake(folder, *one)
+    assert finished.returncode == 0, finished.stderr
+    assert "To do: 1 steps" in finished.stdout and "reported" in finished.stdout
+    again = snakemake(folder, *one)
+    assert again.returncode == 0
+    assert "Nothing to be done" in again.stderr and "To do" not in again.stdout
+
+    # an old report does not hide that a run is missing, and a change of the package reaches every step
+    missing = snakemake(folder, "grid", "--dry-run", "--config", "METHODS=infonce", "RATES=0.5", "SEEDS=1 2")
+    assert "train" in missing.stdout + missing.stderr
+    (folder / "cirkit" / "noise.py").write_text("changed = True\n")
+    changed = snakemake(folder, "grid", "--dry-run", *one[1:])
+    assert "train" in changed.stdout + changed.stderr and "Nothing" not in changed.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ("RATES=0 1.2", "RATES: '1.2' is not a noise rate between 0 and 1"),
+        ("RATES=nan", "RATES: 'nan' is not a noise rate"),
+        ("SEEDS=-1", "SEEDS: '-1' is not a whole number"),
+        ("METHODS=../x", "METHODS: '../x' is not a name"),
+        ("METHOD=infonce", "there is no setting METHOD"),
+    ],
+)
+def test_wrong_settings_get_one_sentence(tmp_path, settings, sentence):
+    result = snakemake(stand_in(tmp_path / "study"), "grid", "--dry-run", "--config", settings)
+    assert result.returncode != 0
+    assert sentence in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("cells", "sentence"),
+    [
+        ([("METHOD = 'infonce'", ["parameters"])], "has no parameter BACKBONE, DATASET, NOISE_KIND"),
+        ([("METHOD = 'infonce'", [])], "has 0 cells tagged 'parameters'"),
+        ([("METHOD = 1", ["parameters"]), ("SEED = 1", ["parameters"])], "has 2 cells tagged 'parameters'"),
+    ],
+)
+def test_a_notebook_that_would_ignore_parameters_is_not_run(tmp_path, cells, sentence):
+    folder = stand_in(tmp_path / "study")
+    write_notebook(folder / "notebooks" / "07_training.ipynb", *cells)
+    result = snakemake(folder, "grid", "--dry-run")
+    assert result.returncode != 0
+    assert sentence in result.stderr and "Traceback" not in result.stderr
+
+
+def test_the_real_notebooks_take_what_the_batch_sends(tmp_path):
+    folder = stand_in(tmp_path / "study")
+    shutil.rmtree(folder / "notebooks")
+    shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+    result = snakemake(folder, "study", "--dry-run", "--config", "DATA_ROOT=data", "DEVICE=cpu")
+    assert result.returncode == 0, result.stderr
+
+
+def test_two_batches_do_not_run_in_one_folder(tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    folder = stand_in(tmp_path / "study")
+    (folder / ".snakemake").mkdir()
+    with open(folder / ".snakemake" / "cirkit-lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        result = snakemake(folder, "grid", "--dry-run")
+    assert result.returncode != 0
+    assert "another make study or make grid is at work" in result.stderr
+    assert snakemake(folder, "grid", "--dry-run").returncode == 0
