@@ -93,7 +93,7 @@ figures: $(READY)
 	@$(subst -m snakemake figures,-m snakemake study,$(SNAKEMAKE)) --forcerun task_and_data train retrieval report
 
 reference: figures
-	@$(RUN) -m cirkit.report $(RESULTS)/study --publish
+	@$(RUN) -m cirkit.tables $(RESULTS)/study --publish
 
 lock: $(READY)
 	@$(RUN) .ci/lock.py

@@ -295,4 +295,4 @@ rule report:
     threads: THREADS
     shell:
         'say "tables and figures" {SECONDS[report]}; '
-        f"{{PYTHON}} -m cirkit.report {STUDY}"
+        f"{{PYTHON}} -m cirkit.tables {STUDY}"

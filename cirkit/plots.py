@@ -97,8 +97,10 @@ def image_strip(
             if marks is not None and marks[i][j]:
                 for spine in axis.spines.values():
                     spine.set(visible=True, color=COLOURS["green"], linewidth=3)
-        axes[i, -1].set_title(" ", fontsize=9)  # keeps the height for the head, which may be wider than its picture
-        axes[i, 0].set_title(heads[i], loc="left", fontsize=9).set_in_layout(False)
+        # a title wider than its picture would push the columns apart; an empty one keeps the height
+        axes[i, 0].set_title(" ", fontsize=9)
+        head = axes[i, 0].text(0, 1.05, heads[i], transform=axes[i, 0].transAxes, fontsize=9, weight="bold")
+        head.set_in_layout(False)
     return figure
 
 
@@ -274,7 +276,9 @@ def text_statistics(lengths: Mapping[str, np.ndarray], words: pd.DataFrame) -> F
         label = f"{name} (n = {len(values):,})"
         left.hist(np.minimum(values, 40), edges, weights=shares, alpha=0.55, color=colour, label=label)
     left.set(xlabel="words per text" + (" (40 stands for more)" if longest > 40 else ""), ylabel="texts (%)")
-    left.legend(fontsize=9)
+    left.margins(y=0.16)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.legend(fontsize=9, loc="upper right")
     places, height = np.arange(len(words)), 0.8 / len(words.columns)
     for j, (name, colour) in enumerate(zip(words.columns, COLOURS.values(), strict=False)):
         right.barh(places + (j - (len(words.columns) - 1) / 2) * height, words[name], height, color=colour)
@@ -293,8 +297,11 @@ def count_matrix(table: pd.DataFrame, title: str = "") -> Figure:
         np.log10(values + 1), mask=values == 0, annot=labels, fmt="", cmap="crest", cbar=False, ax=axis,
         xticklabels=table.columns, yticklabels=table.index, linewidths=0.5, annot_kws={"fontsize": 9},
     )  # fmt: skip
+    axis.grid(False)
     axis.tick_params(axis="x", rotation=45)
     axis.tick_params(axis="y", rotation=0)
+    for spine in axis.spines.values():
+        spine.set(visible=True, color=COLOURS["grey"])
     axis.set_title(title)
     return figure
 
@@ -376,7 +383,7 @@ def token_scores(
     bars = figure.add_subplot(grid[:, len(images) :])
     shown = bars.barh(range(len(wins)), 100 * wins, color=COLOURS["blue"])
     bars.bar_label(shown, fmt="%.0f", padding=2, fontsize=9)
-    bars.set(yticks=range(len(wins)), ylabel="token", xlabel="wins for the target (%)", xlim=(0, 112))
+    bars.set(yticks=range(len(wins)), xlabel="wins for the target (%)", xlim=(0, 112))
     bars.invert_yaxis()
     bars.grid(False, axis="y")
     return figure

@@ -249,14 +249,18 @@ def prepare(progress: bool = True, **parameters) -> Run:
     device = p.device if p.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     backbone = load_backbone(p.backbone if p.backbone in PRESETS else str(resolve(p.backbone)), device)
     data = load_data(p, progress)
-    ids = {i for t in (data.train, *data.splits.values()) for i in t.image_ids()}
-    report = data.images.check(sorted(ids), allow_missing=p.allow_missing_images, progress=progress)
-    gone = (*report.missing, *report.broken)
-    if gone:
-        data = dataclasses.replace(
-            data, **{part: getattr(data, part).without_images(gone) for part in ("train", "choose", "report")}
-        )
-        ids -= set(gone)
+    sets = (data.train, *data.splits.values())
+    ids = {image for triplets in sets for image in triplets.image_ids()}
+    groups = {group: members for triplets in sets for group, members in triplets.image_groups().items()}
+    if p.allow_missing_images:
+        report = data.images.check(groups, allow_missing=True, progress=progress)
+        gone = report.unusable
+        if gone:
+            parts = {part: getattr(data, part).without_images(gone) for part in ("train", "choose", "report")}
+            data = dataclasses.replace(data, **parts)
+            ids -= set(gone)
+    elif data.images.missing(sorted(ids)):
+        data.images.check(groups, progress=progress)
     noisy = corrupt(data.train, p.noise_rate, p.noise_kind, p.noise_seed)
     store = build_store(backbone, data.images, sorted(ids), progress=progress)
     return Run(p, data, noisy, store, backbone)
@@ -303,6 +307,7 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
         frame["reported"] = frame.split == run["report_on"]
         frame["comparable"] = run["comparable"]
         frame["run_id"] = run["run_id"]
+        frame["code"] = run["effective"]["code"]
         frame["commit"] = origin["commit"]
         frame["versions"] = json.dumps(origin["versions"])
         frames.append(frame)

@@ -184,7 +184,7 @@ ORDER = [
     ["lavis", "tokens", "towers", "backbone", "features"],
     ["scores", "bootstrap", "evaluation", "pretrain"],
     ["methods.base", "methods.*", "methods"],
-    ["retrieval", "training", "runs", "plots", "report"],
+    ["retrieval", "training", "runs", "plots", "tables"],
     ["__main__"],
 ]
 PLACE = {name: place for place, name in enumerate(name for row in ORDER for name in row)}
@@ -250,10 +250,10 @@ def test_imports_go_one_way_only():
 def test_imports_are_seen_inside_functions_and_relative_ones(tmp_path):
     source = tmp_path / "noise.py"
     source.write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cirkit.report import collect\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cirkit.tables import collect\n"
         "def f():\n    from cirkit import runs\n    from .data import triplets\n    import cirkit.training\n"
     )
-    known = {"", "noise", "runs", "data", "data.triplets", "training", "report"}
+    known = {"", "noise", "runs", "data", "data.triplets", "training", "tables"}
     assert imported("noise", source, known) == {"runs", "data", "data.triplets", "training"}
 
 

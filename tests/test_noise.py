@@ -361,6 +361,16 @@ def test_derange_changes_every_selected_slot_of_the_real_annotations(shared_data
             assert before == after and len(rows) > 1000
 
 
+@pytest.mark.parametrize("kind", ["shuffle", "derange"])
+def test_within_category_values_stay_at_home(kind):
+    data = distinct(90)
+    home = dict(zip(data.references + data.texts + data.targets, data.categories * 3, strict=True))
+    for within in (True, False):
+        frame = corrupt(data, 1.0, kind, seed=2, within_category=within).ledger.to_frame()
+        moved = [home[frame.loc[row, slot]] for row, slot in frame["slot"].items()]
+        assert (moved == frame["category"]).all() == within
+
+
 def test_derange_selects_the_rows_and_slots_of_shuffle():
     a, b = (corrupt(distinct(60), 0.8, kind, seed=9).ledger for kind in ("shuffle", "derange"))
     np.testing.assert_array_equal(a.slot, b.slot)

@@ -1,6 +1,6 @@
 """Tables and the figure index, made from the records of runs.
 
-``python -m cirkit.report results/study`` writes the tables of a study and compares them with the committed ones;
+``python -m cirkit.tables results/study`` writes the tables of a study and compares them with the committed ones;
 ``--publish`` makes a study the committed record: results/reference/, figures/ and the table in README.md.
 """
 
@@ -68,6 +68,8 @@ def write_tables(folder: Path) -> None:
     with atomic_path(folder / "summary.md") as path:
         path.write_text(summary.to_markdown(index=False) + "\n")
     print(summary.to_string(index=False))
+    if table.code.nunique() > 1:
+        print("Note: these runs were made by different versions of the code; `make clean` starts afresh.")
     reference = project_root() / "results" / "reference" / "results.csv"
     if reference.is_file():
         difference = compare(table, pd.read_csv(reference))
@@ -131,7 +133,7 @@ def publish(folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line of this module."""
-    parser = argparse.ArgumentParser(prog="python -m cirkit.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m cirkit.tables", description=__doc__)
     parser.add_argument("folder", help="a study: the folder with runs/, notebooks/ and figures/")
     parser.add_argument("--publish", action="store_true", help="make it the committed record")
     options = parser.parse_args(arguments)

@@ -1,0 +1,304 @@
+"""The notebooks: how they are written, and that the training notebook runs anywhere on any data of the layout."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from mini_fashioniq import write_annotations, write_images
+
+from cirkit.data.garments import DEFAULT_RECIPE, is_complete
+from cirkit.paths import cache_dir
+from cirkit.runs import RunParameters
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+TRAINING = REPOSITORY / "notebooks" / "07_training.ipynb"
+TASK = REPOSITORY / "notebooks" / "00_task_and_data.ipynb"
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+# a path of one machine: rooted in a folder that people's files lie in, or at a drive letter
+MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?:home|Users|root|tmp|work|opt|mnt|usr|data)/|\b[A-Z]:\\\\")
+
+
+# --- how they are written ---------------------------------------------------------------------------------
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
+
+
+def code_cells(path: Path) -> list[nbformat.NotebookNode]:
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def literals(path: Path) -> dict[str, object]:
+    """What the one cell tagged ``parameters`` assigns."""
+    tagged = [cell for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1, f"{len(tagged)} cells are tagged 'parameters'"
+    values = {}
+    for statement in ast.parse(tagged[0].source).body:
+        assert isinstance(statement, ast.Assign) and len(statement.targets) == 1, ast.unparse(statement)
+        values[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)
+    return values
+
+
+def calls(path: Path, function: str) -> list[ast.Call]:
+    trees = (ast.parse(cell.source) for cell in code_cells(path))
+    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [node for node in nodes if ast.unparse(node.func) == function]
+
+
+def test_there_are_notebooks():
+    assert {path.name for path in NOTEBOOKS} >= {"02_qformer_retrieval.ipynb", TRAINING.name}
+
+
+@every_notebook
+def test_parameters_are_plain_upper_case_literals_with_a_comment_each(path):
+    assert literals(path) and all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in literals(path))
+    cells = code_cells(path)
+    assert "parameters" in cells[0].metadata.get("tags", []), "the parameters cell is the first code cell"
+    assert all(re.search(r"\S  # \S", line) for line in cells[0].source.splitlines())
+
+
+@every_notebook
+def test_parameters_are_checked_against_the_values_they_have(path):
+    [call] = calls(path, "check_parameters")
+    assert any(ast.unparse(call) in ast.unparse(ast.parse(cell.source)) for cell in code_cells(path)[1:2])
+    checked = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    assert checked == literals(path)
+    assert [type(value) for value in checked.values()] == [type(checked[name]) for name in literals(path)]
+
+
+@every_notebook
+def test_it_is_committed_clean(path):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    nbformat.validate(content)
+    assert (content["nbformat"], content["nbformat_minor"]) == (4, 5)
+    ids = [cell["id"] for cell in content["cells"]]
+    assert len(set(ids)) == len(ids)
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None, cell["id"]
+        assert set(cell["metadata"]) <= {"tags"}, cell["id"]
+    assert content["metadata"]["kernelspec"]["name"] == "python3"
+    assert content["metadata"]["kernelspec"]["display_name"] == "Python 3"
+    assert set(content["metadata"]) <= {"kernelspec", "language_info"}
+
+
+@every_notebook
+def test_it_works_on_any_machine(path):
+    for cell in read(path).cells:
+        assert not MACHINE_PATH.search(cell.source), cell.id
+    for cell in code_cells(path):
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not re.match(r"(/\w|~/|[A-Za-z]:[\\/])", node.value), f"{cell.id}: {node.value!r}"
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", "") or ""}
+                assert not names & {"ipywidgets", "tqdm.auto", "tqdm.notebook"}, cell.id
+        for banned in ("sys.path", "os.chdir", "%cd", "!pip", "%pip"):
+            assert banned not in cell.source, cell.id
+
+
+@every_notebook
+def test_it_opens_with_what_a_reader_needs_and_ends_with_exercises(path):
+    first, *others = read(path).cells
+    assert first.cell_type == "markdown" and first.source.startswith(f"# {path.name[:2]}")
+    for word in ("Purpose", "You will see", "Needs", "Time"):
+        assert f"**{word}:**" in first.source
+    [exercises] = [cell for cell in others if re.match(r"#+ .*\bexercises?\b", cell.source, re.IGNORECASE)]
+    assert 2 <= len(re.findall(r"^\d\. ", exercises.source, re.MULTILINE)) <= 3
+
+
+def test_the_training_notebook_has_the_parameters_of_a_run():
+    defaults = dataclasses.asdict(RunParameters())
+    assert literals(TRAINING) == {**{name.upper(): value for name, value in defaults.items()}, "RESULT": ""}
+
+
+# --- that they run ----------------------------------------------------------------------------------------
+
+CATEGORIES = ("dress", "rain.coat")
+IMAGES = {"train": 16, "val": 8, "test": 4}
+SENTENCE = re.compile(r"^(?:ValueError|TypeError|DataError): (.+)$", re.MULTILINE)
+
+
+def small_fashioniq(root: Path) -> Path:
+    """Two categories in FashionIQ layout, JPEG images in one folder per category, test without targets."""
+    rng = np.random.default_rng(0)
+    parts = {}
+    for category in CATEGORIES:
+        for split, count in IMAGES.items():
+            ids = [f"{split}-{category[0]}{i:02d}" for i in range(count)]
+            entries = []
+            for i, (candidate, target) in enumerate(zip(ids, [*ids[1:], ids[0]], strict=True)):
+                colour = rng.choice(["red", "blue", "é vert"])
+                captions = [f"is {colour} {i}", "" if i == 0 else f"has {i} buttons"]
+                entries.append((candidate, None if split == "test" else target, captions))
+            parts[category, split] = (entries, ids)
+            write_images(root, f"resized_image/{category}/{{image}}.jpg", ids, kind="JPEG")
+    return write_annotations(root, parts)
+
+
+class Finished:
+    """A papermill run: exit code, the message it stopped with, the executed notebook."""
+
+    def __init__(self, process: subprocess.CompletedProcess, output: Path):
+        self.code, self.log = process.returncode, process.stdout + process.stderr
+        self.notebook = nbformat.read(output, 4) if output.is_file() else None
+
+    @property
+    def text(self) -> str:
+        """All that its cells showed, as text."""
+        outputs = [o for c in self.notebook.cells if c.cell_type == "code" for o in c.outputs]
+        return "\n".join(o.get("text", "") + str(dict(o.get("data", {}))) for o in outputs)
+
+
+def papermill(notebook: Path, folder: Path, *options: str) -> Finished:
+    """Execute a notebook as the batch does, from a folder that has nothing to do with it.
+
+    ipywidgets cannot be imported, missing cell ids are an error, and all that is written goes below `folder`.
+    """
+    elsewhere, hidden = folder / "irgendwo  anders é 図", folder / "hidden"
+    for made in (elsewhere, hidden):
+        made.mkdir(parents=True, exist_ok=True)
+    (hidden / "ipywidgets.py").write_text("raise ImportError('there is no ipywidgets')\n")
+    output = elsewhere / "out.ipynb"
+    output.unlink(missing_ok=True)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(hidden), str(REPOSITORY)]),
+        "PYTHONWARNINGS": "error::nbformat.warnings.MissingIDFieldWarning",
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "CIRKIT_CACHE": str(folder / "cache ü"),
+        "CIRKIT_RESULTS": str(folder / "results ü"),
+    }
+    command = [sys.executable, "-m", "papermill", "-k", "python3", "--no-progress-bar", str(notebook), str(output)]
+    process = subprocess.run(
+        [*command, *options], cwd=elsewhere, env=environment, capture_output=True, text=True, encoding="utf-8"
+    )
+    return Finished(process, output)
+
+
+def training(folder: Path, *options: str, notebook: Path = TRAINING, result: str = "record.json") -> Finished:
+    return papermill(
+        notebook, folder, "-r", "DATASET", "fashioniq", "-r", "DATA_ROOT", str(folder / "mein Datensatz é"),
+        "-r", "BACKBONE", "tiny-random", "-p", "EPOCHS", "2", "-p", "BATCH_SIZE", "8",
+        "-r", "RESULT", str(folder / "kopie é" / result), *options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("notebooks")
+    small_fashioniq(folder / "mein Datensatz é")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def noisy_run(place) -> Finished:
+    """The training notebook on the small folder, stored under a kernel that nobody has."""
+    content = json.loads(TRAINING.read_text(encoding="utf-8"))
+    content["metadata"]["kernelspec"] = {"name": "somebodys_env", "display_name": "Somebody's environment"}
+    foreign = place / "foreign kernel.ipynb"
+    foreign.write_text(json.dumps(content), encoding="utf-8")
+    options = ("-p", "NOISE_RATE", "0.5", "-r", "NOISE_KIND", "derange", "-y", "METHOD_OPTIONS: {temperature: 0.2}")
+    return training(place, *options, notebook=foreign)
+
+
+@pytest.mark.notebook
+def test_training_runs_from_anywhere_on_a_folder_of_ones_own(noisy_run, place):
+    assert noisy_run.code == 0, noisy_run.log[-3000:]
+    record = json.loads((place / "kopie é" / "record.json").read_text(encoding="utf-8"))
+    assert record["parameters"]["method_options"] == {"temperature": 0.2}
+    assert record["effective"]["method_config"]["temperature"] == 0.2
+    assert record["noise"] == {"nominal": 0.5, "realised": 0.5}
+    assert record["comparable"] is True and record["choose_on"] == record["report_on"] == "val"
+    table = {(row["metric"], row["category"]): row for row in record["metrics"]}
+    assert {category for _, category in table} == {*CATEGORIES, "mean"}
+    for row in table.values():
+        assert 0 <= row["low"] <= row["value"] <= row["high"] <= 100
+        assert row["n"] == IMAGES["val"] * (len(CATEGORIES) if row["category"] == "mean" else 1)
+    assert table["R@1", "mean"]["value"] < 100 == table["R@10", "mean"]["value"]  # 8 images: 10 hold them all
+    folder = place / "results ü" / "runs" / record["run_id"]
+    assert {"metrics.json", "history.csv", "ranks_val.csv", "model.safetensors"} <= {p.name for p in folder.iterdir()}
+
+
+@pytest.mark.notebook
+def test_training_shows_its_steps(noisy_run, place):
+    text = noisy_run.text
+    assert "rate asked for 0.5000, obtained 0.5000 (16 of 32 training triplets)" in text
+    assert "serves for both" in text and "AUROC" in text and "comes without attributes" in text
+    assert "NOT COMPARABLE" not in text
+    shown = [o for c in noisy_run.notebook.cells if c.cell_type == "code" for o in c.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in shown) == 5
+    names = {path.name.split("_")[1] for path in (place / "results ü" / "study" / "figures").glob("07_*.svg")}
+    assert names == {"history", "batch", "retrieved", "detection"}
+
+
+@pytest.mark.notebook
+def test_missing_images_are_opt_in_and_loud(noisy_run, place):
+    """Also without any kernel in the notebook's metadata."""
+    assert noisy_run.code == 0
+    content = json.loads(TRAINING.read_text(encoding="utf-8"))
+    del content["metadata"]["kernelspec"]
+    nameless = place / "no kernel.ipynb"
+    nameless.write_text(json.dumps(content), encoding="utf-8")
+    for gone in ("val-d00", "val-r03", "train-d05"):
+        (path,) = (place / "mein Datensatz é" / "resized_image").rglob(f"{gone}.jpg")
+        path.rename(place / path.name)
+    try:
+        refused = training(place, notebook=nameless, result="refused.json")
+        allowed = training(place, "-p", "ALLOW_MISSING_IMAGES", "True", notebook=nameless, result="partial.json")
+    finally:
+        for path in place.glob("*.jpg"):
+            category = CATEGORIES["-r" in path.name]
+            path.rename(place / "mein Datensatz é" / "resized_image" / category / path.name)
+    assert refused.code != 0 and "3 of 48 images are missing" in SENTENCE.findall(refused.log)[-1]
+    assert not (place / "kopie é" / "refused.json").exists()
+    assert allowed.code == 0, allowed.log[-3000:]
+    record = json.loads((place / "kopie é" / "partial.json").read_text(encoding="utf-8"))
+    assert record["comparable"] is False
+    assert allowed.text.count("NOT COMPARABLE") == 2
+    [mean] = [row for row in record["metrics"] if (row["metric"], row["category"]) == ("R@1", "mean")]
+    assert mean["n"] == 2 * IMAGES["val"] - 4 and mean["candidates"] == IMAGES["val"] - 1
+
+
+@pytest.mark.notebook
+@pytest.mark.parametrize(
+    "option, sentence",
+    [
+        (("-p", "NOISE_RATIO", "0.5"), "NOISE_RATIO is not a parameter of this notebook; did you mean NOISE_RATE?"),
+        (("-p", "EPOCHS", "2.5"), "EPOCHS must be int (such as 10), got 2.5"),
+    ],
+    ids=["misspelt", "wrong type"],
+)
+def test_wrong_parameters_stop_it_before_any_work(place, option, sentence):
+    finished = training(place, *option, result="wrong.json")
+    assert finished.code != 0
+    assert SENTENCE.findall(finished.log)[-1].startswith(sentence)
+    assert not (place / "kopie é" / "wrong.json").exists()
+    ran = [cell.id for cell in finished.notebook.cells if cell.get("execution_count")]
+    assert "setup" in ran and "prepare" not in ran
+
+
+@pytest.mark.notebook
+def test_task_and_data_on_the_real_annotations(tmp_path, shared_data, monkeypatch):
+    if not TASK.is_file():
+        pytest.skip("there is no notebook 00")
+    monkeypatch.delenv("CIRKIT_CACHE")
+    world = cache_dir() / "worlds" / f"garments-{DEFAULT_RECIPE.digest}"
+    if is_complete(world, DEFAULT_RECIPE):  # spares drawing it again; read, never written
+        (tmp_path / "cache ü" / "worlds").mkdir(parents=True)
+        (tmp_path / "cache ü" / "worlds" / world.name).symlink_to(world)
+    finished = papermill(TASK, tmp_path, "-r", "DATA_ROOT", str(shared_data / "fashioniq"))
+    assert finished.code == 0, finished.log[-3000:]
+    assert "74,381" in finished.text  # distinct images that the nine split files list

@@ -1,0 +1,63 @@
+"""The code fingerprint moves with the code and only with it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import cirkit
+from cirkit import provenance as module
+from cirkit.provenance import code_fingerprint, git_state, package_versions, provenance
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """A private copy of the package's sources that the fingerprint looks at."""
+    copy = tmp_path / "cirkit"
+    shutil.copytree(Path(cirkit.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "weights"))
+    monkeypatch.setattr(module, "__file__", str(copy / "provenance.py"))
+    return copy
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_comments_and_docstrings_do_not_count(package):
+    before = code_fingerprint()
+    edit(package / "training.py", "def epoch_order(", "# a remark\ndef epoch_order(")
+    edit(package / "methods" / "infonce.py", '"""InfoNCE on max-over-token similarity."""', '"""Other words."""')
+    edit(package / "plots.py", "set_style", "set_the_style")
+    assert code_fingerprint() == before
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("training.py", "warmup: float = 0.15", "warmup: float = 0.16"),
+        ("methods/infonce.py", "temperature: float = 0.07", "temperature: float = 0.08"),
+        ("data/garments.py", "seed: int = 0", "seed: int = 1"),
+    ],
+)
+def test_code_counts(package, file, old, new):
+    before = code_fingerprint("infonce")
+    edit(package / file, old, new)
+    assert code_fingerprint("infonce") != before
+
+
+def test_another_method_does_not_count(package):
+    before = code_fingerprint("infonce")
+    (package / "methods" / "other.py").write_text("x = 1\n")
+    assert code_fingerprint("infonce") == before
+    assert code_fingerprint() != before
+
+
+def test_record_names_commit_versions_and_machine():
+    record = provenance()
+    assert set(git_state()) == {"commit", "dirty"} <= set(record)
+    assert package_versions()["torch"] and record["versions"]["transformers"]
+    assert record["threads"] >= 1 and record["python"].startswith("3.")

@@ -1,0 +1,158 @@
+"""A run from parameters to record: complete, repeatable, a no-op when done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+from cirkit import runs
+from cirkit.backbone import save_backbone
+from cirkit.data.triplets import DataError
+from cirkit.runs import RunParameters, load_metrics, prepare, tidy, train_or_load
+
+
+@pytest.fixture
+def settings(mini_world, small_backbone, tmp_path) -> dict:
+    """Parameters of a run of a second: the miniature world as a FashionIQ folder, a random backbone."""
+    folder = tmp_path / "backbone"
+    save_backbone(small_backbone(), folder)
+    return {
+        "backbone": str(folder), "dataset": "fashioniq", "data_root": str(mini_world), "noise_rate": 0.5,
+        "epochs": 2, "batch_size": 32, "progress": False, "device": "cpu",
+    }  # fmt: skip
+
+
+def test_a_run_leaves_a_complete_record(settings):
+    run = train_or_load(**settings)
+    assert run.done
+    names = {p.name for p in run.folder.iterdir()}
+    assert names == {"metrics.json", "history.csv", "model.safetensors", "ranks_val.csv", "ranks_test.csv"}
+    record = load_metrics(run.folder)
+    assert record["run_id"] == run.id == run.folder.name
+    assert record["noise"] == {"nominal": 0.5, "realised": run.noisy.ledger.realised_rate}
+    assert record["report_on"] == "test" and record["choose_on"] == "val" and record["comparable"]
+    assert record["parameters"] == {k: v for k, v in dataclasses.asdict(run.parameters).items()}
+    assert {"commit", "versions", "threads"} <= set(record["provenance"])
+    assert len(run.history()) == 2
+
+
+def test_metrics_are_computed_from_the_stored_ranks(settings):
+    run = train_or_load(**settings)
+    ranks = pd.read_csv(run.folder / "ranks_test.csv")
+    table = tidy([run.folder])
+    value = table[(table.split == "test") & (table.metric == "R@5") & (table.category == "mean")].value.item()
+    by_hand = [
+        np.mean([min(max((5 - q.better) / (q.tied + 1), 0), 1) for q in part.itertuples()])
+        for _, part in ranks.groupby("category")
+    ]
+    assert value == pytest.approx(100 * np.mean(by_hand))
+
+
+def test_finished_run_is_a_no_op_and_gives_the_same_weights(settings, monkeypatch):
+    first = train_or_load(**settings)
+    monkeypatch.setattr(runs, "fit", lambda *_, **__: pytest.fail("trained again"))
+    second = train_or_load(**settings)
+    assert second.id == first.id
+    for name, value in first.method.trained_state().items():
+        assert (second.method.trained_state()[name] == value).all(), name
+
+
+def test_a_run_repeats_itself_to_the_last_rank(settings, monkeypatch, tmp_path):
+    first = train_or_load(**settings)
+    monkeypatch.setenv("CIRKIT_RESULTS", str(tmp_path / "elsewhere"))
+    second = train_or_load(**settings)
+    assert first.folder != second.folder and first.id == second.id
+    for name in ("ranks_val.csv", "ranks_test.csv"):
+        assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
+    one, two = (load_metrics(r.folder) for r in (first, second))
+    assert one["metrics"] == two["metrics"]
+
+
+def test_run_interrupted_before_its_record_goes_on(settings, monkeypatch):
+    run = prepare(**settings)
+    run.fit(progress=False)
+    assert not run.done and (run.folder / "resume.pt").is_file()
+    again = prepare(**settings)
+    history = again.fit(progress=False)
+    assert len(history) == 2
+    again.record(*again.evaluate())
+    assert again.done and not (run.folder / "resume.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"noise_rate": 0.2}, {"noise_seed": 1}, {"seed": 1}, {"epochs": 3}, {"lr": 1e-3}, {"exclude_reference": True},
+     {"gallery_rule": "union"}, {"caption_mode": "first"}, {"method_options": {"temperature": 0.1}}],
+)  # fmt: skip
+def test_every_effective_parameter_is_in_the_id(settings, change):
+    assert prepare(**settings).id != prepare(**(settings | change)).id
+
+
+def test_the_device_is_not_in_the_id(settings):
+    assert prepare(**settings).id == prepare(**(settings | {"device": "auto"})).id or __import__("torch").cuda.is_available()
+
+
+def test_rows_carry_what_they_were_made_with(settings):
+    table = tidy([train_or_load(**settings).folder])
+    for name in ("method", "variant", "backbone", "dataset", "noise_kind", "noise_rate", "realised_rate", "noise_seed",
+                 "seed", "caption_mode", "gallery_rule", "exclude_reference", "commit", "versions", "n"):  # fmt: skip
+        assert name in table.columns
+    assert table[table.reported].split.unique().tolist() == ["test"]
+
+
+def test_missing_images_stop_before_training_and_opting_in_marks_the_result(settings, mini_world, tmp_path):
+    import shutil
+
+    world = tmp_path / "incomplete"
+    shutil.copytree(mini_world, world)
+    gallery = json.loads((world / "image_splits" / "split.dress.val.json").read_text())
+    for image in gallery[:2]:
+        (world / "images" / f"{image}.png").unlink()
+    incomplete = settings | {"data_root": str(world)}
+    with pytest.raises(DataError, match=gallery[0]):
+        prepare(**incomplete)
+    run = train_or_load(**incomplete, allow_missing_images=True)
+    record = load_metrics(run.folder)
+    assert record["comparable"] is False
+    assert len(run.data.choose.galleries["dress"]) == len(gallery) - 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noise_rate": 1.5}, r"1\.5"), ({"noise_kind": "shufle"}, "shufle"), ({"method": "infonse"}, "infonse"),
+        ({"dataset": "fashoniq"}, "fashoniq"), ({"data_root": ""}, "data_root"), ({"caption_mode": "thrid"}, "thrid"),
+        ({"backbone": "tinny"}, "tinny"), ({"method_options": {"tau": 1}}, "tau"), ({"epochs": 0}, "epochs"),
+    ],
+)  # fmt: skip
+def test_bad_parameters_are_one_sentence_and_leave_nothing(settings, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(**(settings | change))
+    assert not (tmp_path / "results").exists()
+
+
+def test_unknown_parameter_is_refused(settings):
+    with pytest.raises(TypeError, match="noise_ratio"):
+        prepare(**settings, noise_ratio=0.5)
+
+
+def test_weights_are_safetensors_without_the_tower(settings):
+    state = load_file(train_or_load(**settings).folder / "model.safetensors")
+    assert state and not any("vision_model" in name for name in state)
+
+
+def test_record_that_is_cut_off_is_named(tmp_path):
+    (tmp_path / "metrics.json").write_text('{"run_id": ')
+    with pytest.raises(ValueError, match="metrics.json is not a finished run"):
+        load_metrics(tmp_path)
+
+
+def test_parameters_are_typed():
+    for field in dataclasses.fields(RunParameters):
+        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        assert type(default).__name__ == field.type, field.name
