@@ -80,7 +80,7 @@ test: $(READY)
 check: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -m slow $(ARGS)
-	bash .ci/readme
+	$(RUN) .ci/readme.py
 
 pretrain: $(READY)
 	@$(RUN) -m cirkit.pretrain $(ARGS)

@@ -279,11 +279,13 @@ rule retrieval:
         touch(f"{STUDY}/done/02_qformer_retrieval"),
     log:
         f"{STUDY}/notebooks/02_qformer_retrieval.ipynb",
+    params:
+        options=as_options({"BACKBONE": BACKBONE}),
     threads: THREADS
     priority: 1
     shell:
         'say "notebook 02, Q-Former retrieval" {SECONDS[retrieval]}; '
-        "{PAPERMILL} {input.notebook} {log} || stopped {log}"
+        "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} || stopped {log}"
 
 
 rule report:

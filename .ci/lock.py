@@ -42,10 +42,7 @@ def direct_names() -> dict[str, list[str]]:
     """Canonical names per group of pyproject.toml, in its order."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"dependencies": project["dependencies"], **project["optional-dependencies"]}
-    return {
-        group: [canonicalize_name(Requirement(line).name) for line in lines]
-        for group, lines in groups.items()
-    }
+    return {group: [canonicalize_name(Requirement(line).name) for line in lines] for group, lines in groups.items()}
 
 
 def closure(names: list[str], platform: dict[str, str]) -> set[str]:

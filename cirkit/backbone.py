@@ -119,7 +119,12 @@ class Backbone(nn.Module):
 
     def _initialise(self, std: float) -> None:
         nn.init.normal_(self.query_tokens, std=std)
-        for module in [*self.embeddings.modules(), *self.qformer.modules(), self.vision_projection, self.text_projection]:
+        for module in [
+            *self.embeddings.modules(),
+            *self.qformer.modules(),
+            self.vision_projection,
+            self.text_projection,
+        ]:
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=std)
                 if isinstance(module, nn.Linear):

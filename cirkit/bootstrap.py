@@ -20,9 +20,7 @@ class Interval(NamedTuple):
     n: int
 
 
-def bootstrap_interval(
-    values: Any, groups: Any = None, n: int = 1000, seed: int = 0, level: float = 0.95
-) -> Interval:
+def bootstrap_interval(values: Any, groups: Any = None, n: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
     """Percentile bootstrap interval of a mean over queries (Efron & Tibshirani, 1993, ch. 13).
 
     Args:
@@ -40,9 +38,7 @@ def bootstrap_interval(
     groups = np.zeros(len(values)) if groups is None else np.asarray(groups)
     codes, _ = pd.factorize(groups, sort=True)
     if values.ndim != 1 or not len(values) or codes.shape != values.shape:
-        raise ValueError(
-            f"need values [B] and groups [B] with B at least 1, got {values.shape} and {codes.shape}."
-        )
+        raise ValueError(f"need values [B] and groups [B] with B at least 1, got {values.shape} and {codes.shape}.")
     bad = int((~np.isfinite(values) | (codes < 0)).sum())
     if bad:
         raise ValueError(f"{bad} of {len(values)} values are NaN or infinite, or without a group.")
@@ -58,9 +54,7 @@ def bootstrap_interval(
     return Interval(float(np.mean([part.mean() for part in parts])), float(low), float(high), len(values))
 
 
-def paired_bootstrap(
-    a: Any, b: Any, groups: Any = None, n: int = 1000, seed: int = 0, level: float = 0.95
-) -> Interval:
+def paired_bootstrap(a: Any, b: Any, groups: Any = None, n: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
     """Interval of the mean difference a - b of two systems on the same queries.
 
     Resampling the per-query differences keeps what both systems find hard in common out of the interval,

@@ -38,9 +38,7 @@ def derangement(values: np.ndarray, forbidden: np.ndarray, rng: random.Random) -
     return source
 
 
-def _place(
-    item: int, source: np.ndarray, values: np.ndarray, forbidden: np.ndarray, rng: random.Random
-) -> bool:
+def _place(item: int, source: np.ndarray, values: np.ndarray, forbidden: np.ndarray, rng: random.Random) -> bool:
     """Give `item` a position, moving others on along one augmenting path; writes to `source`."""
     # giver[i] is the position whose item would move to i: -1 while i is unreached, n for the item to place.
     # A value reaches all positions that allow it at once, so one holder of each distinct value is enough.

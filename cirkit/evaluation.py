@@ -157,9 +157,7 @@ def detection_quality(
         if 0 < positives < size:
             truth, scores = noisy[members], score[members]
             value = np.array([roc_auc_score(truth, scores), average_precision_score(truth, scores)])
-            ends = np.quantile(
-                _resampled_detection(scores, truth, n, seed), [(1 - level) / 2, (1 + level) / 2], axis=0
-            )
+            ends = np.quantile(_resampled_detection(scores, truth, n, seed), [(1 - level) / 2, (1 + level) / 2], axis=0)
         for column, metric in enumerate(("AUROC", "AP")):
             row = {"metric": metric, "kind": name, "value": value[column], "n": size, "n_noisy": positives}
             rows.append(row | {"low": ends[0, column], "high": ends[1, column]})

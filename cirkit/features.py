@@ -112,14 +112,13 @@ def build_store(
     """
     ids = sorted(set(ids))
     directory = Path(directory) if directory is not None else cache_dir() / "features"
-    missing = images.missing(ids)
-    if missing:
-        images.check(ids)
+    if images.missing(ids):
+        images.check(ids, progress=progress)
     key = store_key(backbone, images, ids, dtype)
     folder = directory / key
     if folder.is_dir():
         return FeatureStore(folder)
-    images.check(ids)
+    images.check(ids, progress=progress)
     with atomic_path(folder) as temporary, ThreadPoolExecutor(2) as pool:
         temporary.mkdir()
         array = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -63,9 +63,7 @@ def _blank(axis: plt.Axes) -> None:
 
 def triplet_grid(rows: Sequence[tuple[Image, str, Image]], titles: Sequence[str] | None = None) -> Figure:
     """Triplets one a row: reference picture, modification text, target picture."""
-    figure, axes = plt.subplots(
-        len(rows), 3, figsize=(7.2, 1.5 * len(rows)), width_ratios=(1, 2.2, 1), squeeze=False
-    )
+    figure, axes = plt.subplots(len(rows), 3, figsize=(7.2, 1.5 * len(rows)), width_ratios=(1, 2.2, 1), squeeze=False)
     for i, (reference, text, target) in enumerate(rows):
         for axis, image in ((axes[i, 0], reference), (axes[i, 2], target)):
             axis.imshow(image, interpolation="nearest")
@@ -152,24 +150,31 @@ def training_history(history: pd.DataFrame, recall: Sequence[str]) -> Figure:
     right.set(xlabel="epoch", ylabel="recall (%)", ylim=(0, 101), title="validation")
     for axis in (left, right):
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    right.legend()
+    right.legend(loc="lower right")
     return figure
 
 
-def recall_by_rate(table: pd.DataFrame, metric: str = "R@1", note: Callable[[float], str] | None = None) -> Figure:
-    """Recall against noise rate, a line per method, intervals as bars, single seeds as dots.
+def recall_by_rate(table: pd.DataFrame, metric: str = "R@1") -> Figure:
+    """Recall against noise rate: a line per method and noise kind, intervals as bars, single seeds as dots.
 
     Args:
-        table: tidy rows with method, noise_rate, metric, value, low, high (see :func:`cirkit.runs.tidy`).
+        table: tidy rows of one data set and split with method, noise_kind, noise_rate, metric, category, value, low,
+            high and candidates (see :func:`cirkit.runs.tidy`).
     """
     figure, axis = plt.subplots(figsize=(6.4, 3.8))
     rows = table[(table.metric == metric) & (table.category == "mean")]
-    for (method, part), colour in zip(rows.groupby("method", sort=False), COLOURS.values(), strict=False):
+    lines = rows.groupby(["method", "noise_kind"], sort=False)
+    for ((method, kind), part), colour in zip(lines, COLOURS.values(), strict=False):
         mean = part.groupby("noise_rate")[["value", "low", "high"]].mean()
         spread = [mean.value - mean.low, mean.high - mean.value]
-        axis.errorbar(mean.index, mean.value, yerr=spread, marker="o", capsize=3, color=colour, label=method)
+        axis.errorbar(
+            mean.index, mean.value, yerr=spread, marker="o", capsize=3, color=colour, label=f"{method}, {kind}"
+        )
         axis.plot(part.noise_rate, part.value, ".", color=colour, alpha=0.5)
-    axis.set(xlabel="noise rate", ylabel=f"{metric} (%), test", ylim=(0, 101))
+    chance = 100 * int(metric.split("@")[1]) / rows.candidates.mean()
+    axis.axhline(chance, color=COLOURS["grey"], linestyle=":", label=f"chance ({chance:.2f})")
+    axis.set(xlabel="share of training triplets selected as noise", ylabel=f"{metric} (%), {rows.split.iloc[0]}")
+    axis.set(ylim=(0, 101))
     axis.legend()
     return figure
 
@@ -364,9 +369,7 @@ def attention_maps(images: Sequence[Image], maps: Sequence[np.ndarray], heads: S
     return figure
 
 
-def token_scores(
-    scores: np.ndarray, images: Sequence[Image], names: Sequence[str], wins: np.ndarray
-) -> Figure:
+def token_scores(scores: np.ndarray, images: Sequence[Image], names: Sequence[str], wins: np.ndarray) -> Figure:
     """Scores [G,N] of each image's tokens, best token framed, under the pictures; shares [N] of wins beside."""
     figure = plt.figure(figsize=(9.4, 3.9))
     grid = figure.add_gridspec(2, len(images) + 3, height_ratios=(1, 1.2))

@@ -168,7 +168,7 @@ class Run:
         clean = self.noisy.ledger.clean
 
         def each_epoch(epoch: int, method: Method) -> dict[str, float]:
-            if epoch + 1 < self.config.epochs and (epoch + 1) % max(self.config.epochs // 5, 1):
+            if (self.config.epochs - 1 - epoch) % max(self.config.epochs // 4, 1):
                 return {}
             ranks = rank_queries(method, self.data.choose, self.store)
             recalls = {k: 100 * recall_at(ranks.better, ranks.tied, k) for k in (1, 10)}

@@ -185,9 +185,7 @@ def _float64(queries: Tensor) -> Tensor:
     return queries.to("cpu" if queries.device.type == "mps" else queries.device, torch.float64)
 
 
-def _count(
-    scores: Tensor, own: Tensor, target: Tensor, exclude: Tensor, start: int
-) -> tuple[Tensor, Tensor]:
+def _count(scores: Tensor, own: Tensor, target: Tensor, exclude: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """How many of the scores [b,g], of gallery positions from `start` on, are above and equal `own` [b,1]."""
     positions = torch.arange(start, start + scores.shape[1], device=scores.device)
     others = (positions != target[:, None]) & (positions != exclude[:, None])

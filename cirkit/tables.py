@@ -16,6 +16,7 @@ import pandas as pd
 
 from cirkit.data.triplets import DataError
 from cirkit.paths import atomic_path, project_root, resolve
+from cirkit.plots import recall_by_rate, save, set_style
 from cirkit.runs import tidy
 
 BEGIN, END = "<!-- results: written by make reference -->", "<!-- end of results -->"
@@ -81,6 +82,14 @@ def write_tables(folder: Path) -> None:
                 f"  {row.method:10s} {row.noise_kind} {row.noise_rate:<4g} seed {row.seed}: {row.value:6.2f}  "
                 f"expected {row.value_expected:6.2f}  difference {row.difference:+.2f}"
             )
+    set_style()
+    figure = recall_by_rate(table[table.reported & (table.dataset == table.dataset.iloc[0])])
+    save(
+        figure,
+        "07_recall_by_rate",
+        see="How fast R@1 falls as more training triplets are wrong.",
+        folder=folder / "figures",
+    )
     write_index(folder / "figures")
 
 
@@ -117,9 +126,8 @@ def publish(folder: Path) -> None:
     summary = summarise(collect(folder))
     for source, target in ((folder / "notebooks", reference / "notebooks"), (folder / "figures", root / "figures")):
         if source.is_dir():
-            target.mkdir(parents=True, exist_ok=True)
-            for path in sorted(source.iterdir()):
-                shutil.copy(path, target / path.name)
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(source, target)
     for name in ("results.csv", "summary.md"):
         shutil.copy(folder / name, reference / name)
     readme = (root / "README.md").read_text()

@@ -30,7 +30,7 @@ class TrainConfig:
     ``weight_decay`` are those of the released code of SPRC, TME and ConeSep.
     """
 
-    epochs: int = 10
+    epochs: int = 8
     batch_size: int = 128
     lr: float = 2e-3
     warmup: float = 0.15

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+from cirkit.backbone import Backbone, BackboneConfig
+from cirkit.data.garments import GarmentsRecipe, build_garments, vocabulary
+from cirkit.tokens import build_vocabulary
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
+MINI_RECIPE = GarmentsRecipe(train_images=24, gallery_images=20, train_triplets=40, eval_triplets=9)
 
 
 @pytest.fixture(scope="session")
@@ -35,22 +42,12 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def mini_world(tmp_path_factory) -> Path:
     """A garments world of a few dozen images, in the real layout."""
-    from cirkit.data.garments import GarmentsRecipe, build_garments
-
-    recipe = GarmentsRecipe(train_images=24, gallery_images=20, train_triplets=40, eval_triplets=9)
-    return build_garments(tmp_path_factory.mktemp("worlds") / "garments", recipe, progress=False)
+    return build_garments(tmp_path_factory.mktemp("worlds"), MINI_RECIPE, progress=False)
 
 
 @pytest.fixture
 def small_backbone():
     """Maker of random backbones for 48-pixel images, small enough for a training step in milliseconds."""
-    import dataclasses
-
-    import torch
-
-    from cirkit.backbone import Backbone, BackboneConfig
-    from cirkit.data.garments import vocabulary
-    from cirkit.tokens import build_vocabulary
 
     def make(seed: int = 0, **changes) -> Backbone:
         config = BackboneConfig(

@@ -20,8 +20,18 @@ TOLERANCE = {"rtol": 0, "atol": 1e-5}
 def small_backbone(seed: int = 0, **changes) -> Backbone:
     torch.manual_seed(seed)
     config = BackboneConfig(
-        name="small", vocabulary=build_vocabulary(["red", "sleeves"]), width=24, layers=2, heads=4, intermediate=48,
-        query_tokens=3, embed_dim=7, vision_width=24, vision_layers=1, image_size=16, text_length=12,
+        name="small",
+        vocabulary=build_vocabulary(["red", "sleeves"]),
+        width=24,
+        layers=2,
+        heads=4,
+        intermediate=48,
+        query_tokens=3,
+        embed_dim=7,
+        vision_width=24,
+        vision_layers=1,
+        image_size=16,
+        text_length=12,
     )
     return Backbone(dataclasses.replace(config, **changes)).eval()
 
@@ -115,7 +125,9 @@ def test_prompt_and_difference_passes_equal_lavis(lavis):
 
 def test_golden_state_is_translated_completely(lavis):
     backbone, data, _ = lavis
-    names = {k for k in translate_state({k.removeprefix("state."): v for k, v in data.items() if k.startswith("state.")})}
+    names = {
+        k for k in translate_state({k.removeprefix("state."): v for k, v in data.items() if k.startswith("state.")})
+    }
     assert names == {
         k for k in backbone.state_dict() if not k.startswith(("vision_model.", "ln_vision.")) and k != "query_tokens"
     }

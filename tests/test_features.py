@@ -56,7 +56,9 @@ def test_one_changed_weight_gives_a_new_key(images, small_backbone):
 
 def test_another_transform_gives_a_new_key(images, small_backbone):
     folder = ImageFolder(images.parent)
-    keys = {store_key(small_backbone(**c), folder, ids(images)) for c in ({}, {"pad_ratio": 1.5}, {"image_std": (0.3,) * 3})}
+    keys = {
+        store_key(small_backbone(**c), folder, ids(images)) for c in ({}, {"pad_ratio": 1.5}, {"image_std": (0.3,) * 3})
+    }
     assert len(keys) == 3
 
 

@@ -38,9 +38,7 @@ from cirkit.data.garments import (
     vocabulary,
 )
 
-TINY = GarmentsRecipe(
-    size=16, train_images=30, gallery_images=30, train_triplets=40, eval_triplets=12, seed=7
-)
+TINY = GarmentsRecipe(size=16, train_images=30, gallery_images=30, train_triplets=40, eval_triplets=12, seed=7)
 NAMES = list(ATTRIBUTES)
 
 # A reader of the texts that knows English but not the templates.

@@ -137,9 +137,7 @@ def test_rounding_is_floor_of_the_written_decimal(rate, n, count):
     assert selected_count(rate, n) == count
 
 
-@pytest.mark.parametrize(
-    "m, sizes", [(1, (0, 0, 1)), (2, (0, 1, 1)), (7, (2, 2, 3)), (8, (2, 3, 3)), (9, (3, 3, 3))]
-)
+@pytest.mark.parametrize("m, sizes", [(1, (0, 0, 1)), (2, (0, 1, 1)), (7, (2, 2, 3)), (8, (2, 3, 3)), (9, (3, 3, 3))])
 def test_remainders_go_to_the_later_parts(m, sizes):
     ledger = corrupt(distinct(10), m / 10).ledger
     assert tuple(int((ledger.slot == slot).sum()) for slot in noise.SLOTS) == sizes
@@ -264,9 +262,7 @@ def test_equal_captions_are_selected_but_not_changed():
 )
 def test_texts_are_compared_as_the_model_reads_them(mode, one, other, differ):
     n = 12
-    data = make(
-        [f"r{i}" for i in range(n)], [one, other] * (n // 2), [f"t{i}" for i in range(n)], caption_mode=mode
-    )
+    data = make([f"r{i}" for i in range(n)], [one, other] * (n // 2), [f"t{i}" for i in range(n)], caption_mode=mode)
     ledger = next(x for x in (corrupt(data, 1.0, seed=s).ledger for s in range(99)) if text_moved(x))
     assert ledger.changed[ledger.slot == "text"].any() == differ
 

@@ -33,7 +33,8 @@ def test_misspelt_names_are_refused_with_a_guess(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("NOISE_RATE", "0.2x"), ("SEED", 1.5), ("MASK", 1), ("METHOD", 3), ("SEED", True), ("OPTIONS", "a=1")]
+    ("name", "value"),
+    [("NOISE_RATE", "0.2x"), ("SEED", 1.5), ("MASK", 1), ("METHOD", 3), ("SEED", True), ("OPTIONS", "a=1")],
 )
 def test_wrong_types_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be"):

@@ -94,7 +94,10 @@ def test_every_effective_parameter_is_in_the_id(settings, change):
 
 
 def test_the_device_is_not_in_the_id(settings):
-    assert prepare(**settings).id == prepare(**(settings | {"device": "auto"})).id or __import__("torch").cuda.is_available()
+    assert (
+        prepare(**settings).id == prepare(**(settings | {"device": "auto"})).id
+        or __import__("torch").cuda.is_available()
+    )
 
 
 def test_rows_carry_what_they_were_made_with(settings):

@@ -39,7 +39,7 @@ def stand_in(folder: Path) -> Path:
     (folder / "cirkit" / "__init__.py").touch()
     (folder / "cirkit" / "data" / "__init__.py").touch()
     (folder / "cirkit" / "data" / "garments.py").write_text("def build_garments(): print('drawn')\n")
-    (folder / "cirkit" / "report.py").write_text("print('reported')\n")
+    (folder / "cirkit" / "tables.py").write_text("print('reported')\n")
     parameters = "\n".join(f"{name} = None" for name in SENT)
     for name in ("00_task_and_data", "02_qformer_retrieval"):
         write_notebook(folder / "notebooks" / f"{name}.ipynb", ("DATASET = ''", ["parameters"]), ("1", []))
@@ -54,9 +54,7 @@ def stand_in(folder: Path) -> Path:
 
 def snakemake(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
     """As make calls it, save for the terminal."""
-    inherited = {
-        k: v for k, v in os.environ.items() if not k.startswith(("CIRKIT_", "JUPYTER_", "PYTHONPATH"))
-    }
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("CIRKIT_", "JUPYTER_", "PYTHONPATH"))}
     target, *rest = arguments
     command = [sys.executable, "-m", "snakemake", target, "--cores", "2", "--nolock", "--rerun-incomplete"]
     command += [

@@ -19,7 +19,16 @@ matplotlib.use("agg")
 def record(folder, seed: int, rate: float, value: float, code: str = "a") -> None:
     """One run's record with made-up numbers: R@1 on val is 1 lower than on test."""
     cells = [
-        {"metric": "R@1", "category": c, "value": v, "n": 12, "low": v - 2, "high": v + 2, "candidates": 6.0, "split": s}
+        {
+            "metric": "R@1",
+            "category": c,
+            "value": v,
+            "n": 12,
+            "low": v - 2,
+            "high": v + 2,
+            "candidates": 6.0,
+            "split": s,
+        }
         for s, shift in (("val", -1.0), ("test", 0.0))
         for c, v in (("dress", value + shift + 3), ("mean", value + shift))
     ]

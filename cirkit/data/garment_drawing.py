@@ -39,8 +39,11 @@ LINEN, WOOD, OUTLINE = (236, 196, 158), (104, 74, 52), (44, 40, 46)
 
 # Heights, and half-widths of the three silhouettes at them: belted and flared, straight with buttons, tent.
 SHOULDER, ARMPIT = 0.20, 0.34
-HEM_HEIGHT = {"dress": {"short": 0.63, "long": 0.91}, "shirt": {"short": 0.57, "long": 0.87},
-              "toptee": {"short": 0.56, "long": 0.85}}
+HEM_HEIGHT = {
+    "dress": {"short": 0.63, "long": 0.91},
+    "shirt": {"short": 0.57, "long": 0.87},
+    "toptee": {"short": 0.56, "long": 0.85},
+}
 HALF_WIDTHS = {  # category: (shoulder, armpit, short hem, long hem)
     "dress": (0.145, 0.125, 0.225, 0.275),
     "shirt": (0.185, 0.180, 0.185, 0.185),
@@ -122,8 +125,16 @@ def sleeve_outlines(category: str, sleeve: str, angle: float) -> list[np.ndarray
 def draw_dummy(pen: Pen) -> None:
     pen.polygon(mirrored([(0.016, 0.5), (0.016, 0.95)]), WOOD)
     pen.polygon(ellipse(0.5, 0.955, 0.12, 0.02), WOOD)
-    torso = [(0.055, 0.05), (0.055, 0.165), (0.13, 0.195), (0.155, 0.24), (0.13, 0.33), (0.10, 0.43),
-             (0.145, 0.56), (0.13, 0.63)]
+    torso = [
+        (0.055, 0.05),
+        (0.055, 0.165),
+        (0.13, 0.195),
+        (0.155, 0.24),
+        (0.13, 0.33),
+        (0.10, 0.43),
+        (0.145, 0.56),
+        (0.13, 0.63),
+    ]
     pen.polygon(mirrored(torso), LINEN)
     pen.line([*mirrored(torso), mirrored(torso)[0]], OUTLINE, 0.012)
     pen.polygon(ellipse(0.5, 0.05, 0.062, 0.022), WOOD)

@@ -17,43 +17,73 @@ NOUNS = {"dress": ("dress",), "shirt": ("shirt",), "toptee": ("top", "tee")}
 # Templates of a change to a value: {old} is the reference's value. The first three are brief enough to join.
 CHANGES: dict[str, dict[str, tuple[str, ...]]] = {
     "colour": {
-        colour: (f"is {colour}", f"in {colour}", f"make it {colour}", f"is {colour} instead of {{old}}",
-                 f"is {colour} not {{old}}", f"change it to {colour}", f"the same in {colour}")
+        colour: (
+            f"is {colour}",
+            f"in {colour}",
+            f"make it {colour}",
+            f"is {colour} instead of {{old}}",
+            f"is {colour} not {{old}}",
+            f"change it to {colour}",
+            f"the same in {colour}",
+        )
         for colour in ATTRIBUTES["colour"]
     },
     "sleeve": {
-        "sleeveless": ("is sleeveless", "no sleeves", "without sleeves", "has no sleeves",
-                       "remove the sleeves"),
-        "short": ("short sleeves", "is short sleeved", "has short sleeves", "with short sleeves",
-                  "make the sleeves short"),
-        "long": ("long sleeves", "is long sleeved", "has long sleeves", "with long sleeves",
-                 "make the sleeves long"),
+        "sleeveless": ("is sleeveless", "no sleeves", "without sleeves", "has no sleeves", "remove the sleeves"),
+        "short": (
+            "short sleeves",
+            "is short sleeved",
+            "has short sleeves",
+            "with short sleeves",
+            "make the sleeves short",
+        ),
+        "long": ("long sleeves", "is long sleeved", "has long sleeves", "with long sleeves", "make the sleeves long"),
     },
     "pattern": {
-        "solid": ("is plain", "is solid", "no pattern", "has no pattern", "make it plain",
-                  "without any pattern"),
-        "striped": ("is striped", "has stripes", "with stripes", "has wide stripes", "make it striped",
-                    "with horizontal stripes"),
-        "pinstriped": ("is pinstriped", "has pinstripes", "with pinstripes", "has vertical pinstripes",
-                       "make it pinstriped", "with thin vertical lines"),
+        "solid": ("is plain", "is solid", "no pattern", "has no pattern", "make it plain", "without any pattern"),
+        "striped": (
+            "is striped",
+            "has stripes",
+            "with stripes",
+            "has wide stripes",
+            "make it striped",
+            "with horizontal stripes",
+        ),
+        "pinstriped": (
+            "is pinstriped",
+            "has pinstripes",
+            "with pinstripes",
+            "has vertical pinstripes",
+            "make it pinstriped",
+            "with thin vertical lines",
+        ),
         "checked": ("is checked", "is plaid", "has checks", "with a checked pattern", "make it checked"),
-        "dotted": ("is dotted", "has dots", "with dots", "has polka dots", "make it dotted",
-                   "with polka dots"),
-        "floral": ("is floral", "has flowers", "with flowers", "with a floral print", "make it floral",
-                   "has flowers on it"),
+        "dotted": ("is dotted", "has dots", "with dots", "has polka dots", "make it dotted", "with polka dots"),
+        "floral": (
+            "is floral",
+            "has flowers",
+            "with flowers",
+            "with a floral print",
+            "make it floral",
+            "has flowers on it",
+        ),
     },
     "neckline": {
-        "round": ("a round neck", "round neckline", "scoop neck", "has a round neck", "with a round neckline",
-                  "has a scoop neck"),
+        "round": (
+            "a round neck",
+            "round neckline",
+            "scoop neck",
+            "has a round neck",
+            "with a round neckline",
+            "has a scoop neck",
+        ),
         "v": ("a v neck", "is v necked", "v neckline", "has a v neck", "with a v neckline"),
         "collar": ("has a collar", "with a collar", "is collared", "add a collar"),
         "high": ("a high neck", "is a turtleneck", "high neckline", "has a high neck", "with a turtleneck"),
     },
     "length": {
-        "short": ("is shorter", "is short", "is cropped", "make it shorter", "has a shorter hem",
-                  "shorter in length"),
-        "long": ("is longer", "is long", "longer hem", "make it longer", "has a longer hem",
-                 "longer in length"),
+        "short": ("is shorter", "is short", "is cropped", "make it shorter", "has a shorter hem", "shorter in length"),
+        "long": ("is longer", "is long", "longer hem", "make it longer", "has a longer hem", "longer in length"),
     },
 }
 LONGER_SLEEVES = {("short", "long"): "has longer sleeves", ("long", "short"): "has shorter sleeves"}
@@ -61,22 +91,42 @@ LONGER_SLEEVES = {("short", "long"): "has longer sleeves", ("long", "short"): "h
 ADJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "colour": {colour: (colour,) for colour in ATTRIBUTES["colour"]},
     "sleeve": {"sleeveless": ("sleeveless",), "short": ("short sleeved",), "long": ("long sleeved",)},
-    "pattern": {"solid": ("solid", "plain"), "striped": ("striped",), "pinstriped": ("pinstriped",),
-                "checked": ("checked", "plaid"), "dotted": ("dotted",), "floral": ("floral",)},
-    "neckline": {"round": ("round neck", "scoop neck"), "v": ("v neck", "v necked"), "collar": ("collared",),
-                 "high": ("high neck", "turtleneck")},
+    "pattern": {
+        "solid": ("solid", "plain"),
+        "striped": ("striped",),
+        "pinstriped": ("pinstriped",),
+        "checked": ("checked", "plaid"),
+        "dotted": ("dotted",),
+        "floral": ("floral",),
+    },
+    "neckline": {
+        "round": ("round neck", "scoop neck"),
+        "v": ("v neck", "v necked"),
+        "collar": ("collared",),
+        "high": ("high neck", "turtleneck"),
+    },
     "length": {"short": ("short", "shorter", "cropped"), "long": ("long", "longer")},
 }
 PHRASES: dict[str, dict[str, tuple[str, ...]]] = {
-    "sleeve": {"sleeveless": ("no sleeves",), "short": ("short sleeves", "shorter sleeves"),
-               "long": ("long sleeves", "longer sleeves")},
-    "pattern": {"solid": ("no pattern",), "striped": ("stripes", "wide stripes", "horizontal stripes"),
-                "pinstriped": ("pinstripes", "vertical pinstripes", "thin vertical lines"),
-                "checked": ("checks", "a checked pattern"), "dotted": ("dots", "polka dots"),
-                "floral": ("flowers", "a floral print")},
-    "neckline": {"round": ("a round neck", "a round neckline", "a scoop neck"),
-                 "v": ("a v neck", "a v neckline"), "collar": ("a collar",),
-                 "high": ("a high neck", "a high neckline", "a turtleneck")},
+    "sleeve": {
+        "sleeveless": ("no sleeves",),
+        "short": ("short sleeves", "shorter sleeves"),
+        "long": ("long sleeves", "longer sleeves"),
+    },
+    "pattern": {
+        "solid": ("no pattern",),
+        "striped": ("stripes", "wide stripes", "horizontal stripes"),
+        "pinstriped": ("pinstripes", "vertical pinstripes", "thin vertical lines"),
+        "checked": ("checks", "a checked pattern"),
+        "dotted": ("dots", "polka dots"),
+        "floral": ("flowers", "a floral print"),
+    },
+    "neckline": {
+        "round": ("a round neck", "a round neckline", "a scoop neck"),
+        "v": ("a v neck", "a v neckline"),
+        "collar": ("a collar",),
+        "high": ("a high neck", "a high neckline", "a turtleneck"),
+    },
     "length": {"short": ("a short hem", "a shorter hem"), "long": ("a long hem", "a longer hem")},
 }
 
@@ -85,9 +135,7 @@ def pick(options: Sequence[str], rng: np.random.Generator) -> str:
     return options[int(rng.integers(len(options)))]
 
 
-def change_captions(
-    category: str, changes: Sequence[tuple[str, str, str]], rng: np.random.Generator
-) -> list[str]:
+def change_captions(category: str, changes: Sequence[tuple[str, str, str]], rng: np.random.Generator) -> list[str]:
     """Two captions that ask for `changes`, a list of one or two (attribute, old value, new value).
 
     One change: both captions say it, in different words. Two changes: with equal chance one caption for each,

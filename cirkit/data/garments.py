@@ -58,7 +58,7 @@ class GarmentsRecipe:
     train_images: int = 1000
     images_per_vector: int = 2  # training images that share one attribute vector
     gallery_images: int = 600  # val and test each, all attribute vectors distinct
-    train_triplets: int = 1334
+    train_triplets: int = 1200
     eval_triplets: int = 400  # val and test each
     seed: int = 0
     version: int = 1  # raised whenever drawing or wording changes
@@ -176,9 +176,7 @@ def is_complete(folder: Path, recipe: GarmentsRecipe) -> bool:
         return False
 
 
-def build_garments(
-    root: Path | None = None, recipe: GarmentsRecipe = DEFAULT_RECIPE, progress: bool = True
-) -> Path:
+def build_garments(root: Path | None = None, recipe: GarmentsRecipe = DEFAULT_RECIPE, progress: bool = True) -> Path:
     """Write the world to <root>/garments-<digest of the recipe> and return that folder.
 
     A no-op of milliseconds if it is there. The world is written beside its place and renamed when whole, so a

@@ -1,0 +1,84 @@
+"""Runs every command that README.md shows in a ```bash block, in order, and says how many passed.
+
+Three of them are run in a shorter form: `make test` has just been run by whoever calls this, `make lab` is stopped
+once it answers, and `make pretrain` takes two steps into another folder instead of the whole recipe.
+"""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN_DATA = ROOT / "data" / "my-fashioniq"
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.S | re.M)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def run(command: str) -> bool:
+    return subprocess.run(["bash", "-c", command], cwd=ROOT).returncode == 0
+
+
+def lab_answers(command: str) -> bool:
+    """Start the server and wait until it prints its address."""
+    server = subprocess.Popen(
+        ["bash", "-c", f'{command} ARGS="--no-browser --allow-root --port 0"'],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    answered = any("/lab?token=" in line for line in server.stdout)
+    subprocess.run(["kill", f"-{signal.SIGTERM.value}", "--", f"-{server.pid}"])
+    server.wait()
+    return answered
+
+
+def exercise(command: str) -> bool:
+    if command == "make test":
+        return "\nmake test\n" in (ROOT / ".ci" / "run").read_text()
+    if command == "make lab":
+        return lab_answers(command)
+    if command == "make pretrain":
+        with tempfile.TemporaryDirectory() as folder:
+            return run(f'{command} ARGS="--steps 2 --out {folder}"')
+    return run(command)
+
+
+def write_own_data() -> None:
+    """A few pictures in the layout that README describes, for the commands on one's own data."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from mini_fashioniq import write_annotations, write_images
+
+    if not OWN_DATA.exists():
+        write_images(write_annotations(OWN_DATA))
+
+
+def main() -> None:
+    made = not OWN_DATA.exists()
+    write_own_data()
+    failed = []
+    try:
+        for command in commands():
+            print(f"\n===== {command}", flush=True)
+            began = time.perf_counter()
+            if not exercise(command):
+                failed.append(command)
+            print(
+                f"===== {'FAILED' if command in failed else 'ok'} after {time.perf_counter() - began:.0f} s", flush=True
+            )
+    finally:
+        if made:
+            shutil.rmtree(OWN_DATA)
+    for command in failed:
+        print(f"failed: {command}")
+    print(f"{len(commands()) - len(failed)} passed, {len(failed)} failed")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
