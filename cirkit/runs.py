@@ -138,8 +138,10 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(parameters.seed)
             self.method: Method = build_method(parameters.method, backbone, **parameters.method_options)
+        # without noise it does not matter which kind was not applied with which seed
+        idle = _PLACES if parameters.noise_rate else {*_PLACES, "noise_kind", "noise_seed"}
         self.effective = {
-            **{k: v for k, v in dataclasses.asdict(parameters).items() if k not in _PLACES},
+            **{k: v for k, v in dataclasses.asdict(parameters).items() if k not in idle},
             "backbone": backbone.config.name,
             "train_config": dataclasses.asdict(self.config),
             "method_config": dataclasses.asdict(self.method.config),
@@ -152,9 +154,10 @@ class Run:
         }
         text = json.dumps(self.effective, sort_keys=True, default=str)
         name = re.sub(r"[^\w.-]+", "_", data.train.name)
+        noise = f"{parameters.noise_kind}-{parameters.noise_rate:g}-n{parameters.noise_seed}"
         self.id = (
-            f"{parameters.method}-{name}-{parameters.noise_kind}-{parameters.noise_rate:g}"
-            f"-n{parameters.noise_seed}-s{parameters.seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+            f"{parameters.method}-{name}-{noise if parameters.noise_rate else 'clean'}"
+            f"-s{parameters.seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
         )
         self.folder = results_dir() / "runs" / self.id
 

@@ -76,6 +76,33 @@ def ranks_from_similarity(similarity: Any, target_index: Any, exclude_index: Any
     return _ranks(better, tied, exclude, similarity.shape[1])
 
 
+def ranks_in_subsets(similarity: Any, target_index: Any, subset_index: Any, exclude_index: Any = None) -> Ranks:
+    """Ranks among a small candidate set per query, as CIRR's subset recall takes them.
+
+    In CIRR the reference is one of the six members of every set; leaving it out is what makes chance level R@1 = 0.2.
+
+    Args:
+        similarity: [B,G].
+        target_index, exclude_index: [B] as in `ranks_from_similarity`; an excluded image may be outside the set.
+        subset_index: [B,M] columns of each query's members, the target among them.
+
+    Raises:
+        ValueError: as `ranks_from_similarity`, or a set that repeats a member or lacks its target.
+    """
+    similarity, members = _tensor(similarity), _tensor(subset_index)
+    target, exclude = _check_indices(target_index, exclude_index, *similarity.shape, similarity.device)
+    if members.ndim != 2 or len(members) != len(similarity):
+        raise ValueError(f"subset_index must be [{len(similarity)}, M], got shape {tuple(members.shape)}.")
+    ordered = members.sort(dim=1).values
+    own = members == target[:, None]
+    wrong = torch.nonzero((ordered.diff(dim=1) == 0).any(dim=1) | ~own.any(dim=1))[:, 0].tolist()
+    if wrong:
+        raise ValueError(f"the subset of query {wrong[0]} repeats a member or lacks its target; {len(wrong)} do so.")
+    left_out = members == exclude[:, None]
+    place = torch.where(left_out.any(dim=1), left_out.int().argmax(dim=1), -1)
+    return ranks_from_similarity(similarity.gather(1, members), own.int().argmax(dim=1), place)
+
+
 @torch.no_grad()
 def rank_targets(
     queries: Tensor, targets: Tensor, target_index: Any, exclude_index: Any = None, chunk: int = 512

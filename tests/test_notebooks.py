@@ -125,6 +125,13 @@ def test_the_training_notebook_has_the_parameters_of_a_run():
     assert literals(TRAINING) == {**{name.upper(): value for name, value in defaults.items()}, "RESULT": ""}
 
 
+@every_notebook
+def test_a_parameter_of_a_run_has_the_default_of_a_run(path):
+    defaults = {name.upper(): value for name, value in dataclasses.asdict(RunParameters()).items()}
+    here = literals(path)
+    assert {name: here[name] for name in here if name in defaults} == {n: v for n, v in defaults.items() if n in here}
+
+
 # --- that they run ----------------------------------------------------------------------------------------
 
 CATEGORIES = ("dress", "rain.coat")

@@ -93,6 +93,12 @@ def test_every_effective_parameter_is_in_the_id(settings, change):
     assert prepare(**settings).id != prepare(**(settings | change)).id
 
 
+def test_clean_runs_are_one_whatever_noise_was_not_applied(settings):
+    clean = settings | {"noise_rate": 0.0}
+    ids = {prepare(**(clean | c)).id for c in ({}, {"noise_seed": 7}, {"noise_kind": "derange"}, {"noise_rate": 0})}
+    assert len(ids) == 1 and "clean" in ids.pop()
+
+
 def test_the_device_is_not_in_the_id(settings):
     assert (
         prepare(**settings).id == prepare(**(settings | {"device": "auto"})).id

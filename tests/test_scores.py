@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cirkit import scores
-from cirkit.scores import max_over_tokens, rank_targets, ranks_from_similarity, top_k
+from cirkit.evaluation import recall_at
+from cirkit.scores import max_over_tokens, rank_targets, ranks_from_similarity, ranks_in_subsets, top_k
 
 
 def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -258,3 +259,46 @@ def test_top_k_is_the_sorted_slow_loop(g, chunk, masked, seed, data):
 def test_k_lies_between_one_and_the_candidates(k, exclude, limit):
     with pytest.raises(ValueError, match=f"between 1 and the {limit} candidates, got {k}"):
         top_k(unit(3, 7), unit(5, 2, 7, seed=1), k, exclude)
+
+
+# --- candidate sets per query -----------------------------------------------------------------------------
+
+
+def recalls(ranks, ks) -> list[float]:
+    return [100 * recall_at(ranks.better, ranks.tied, k).mean() for k in ks]
+
+
+def test_cirr_recall_and_subset_recall_equal_the_released_evaluators(golden):
+    data = golden("eval_cirr_recall")
+    columns = data["target_index"], data["reference_index"]
+    np.testing.assert_allclose(
+        recalls(ranks_from_similarity(data["similarity"], *columns), (1, 5, 10, 50)),
+        data["recall_at_1_5_10_50_out"],
+        atol=1e-3,
+    )
+    subset = ranks_in_subsets(data["similarity"], columns[0], data["subset_index"], columns[1])
+    np.testing.assert_allclose(recalls(subset, (1, 2, 3)), data["subset_recall_at_1_2_3_out"], atol=1e-3)
+
+
+@pytest.mark.parametrize(("excluded", "chance"), [(True, [20, 40, 60]), (False, [100 / 6, 200 / 6, 50])])
+def test_subset_chance_is_a_fifth_only_without_the_reference(excluded, chance):
+    rng = np.random.default_rng(0)
+    members = np.stack([rng.permutation(11)[:6] for _ in range(4000)])
+    reference = members[:, 2] if excluded else None
+    constant = ranks_in_subsets(np.zeros((4000, 11)), members[:, 4], members, reference)
+    np.testing.assert_allclose(recalls(constant, (1, 2, 3)), chance)
+    drawn = ranks_in_subsets(rng.random((4000, 11)), members[:, 4], members, reference)
+    np.testing.assert_allclose(recalls(drawn, (1, 2, 3)), chance, atol=2.5)
+
+
+def test_reference_that_scores_highest_is_out_of_both_recalls():
+    similarity = np.array([[0.9, 0.5, 0.4, 0.3, 0.8]])
+    assert recalls(ranks_from_similarity(similarity, [1], [0]), (1,)) == [0]
+    assert recalls(ranks_in_subsets(similarity, [1], [[0, 1, 2]], [0]), (1,)) == [100]
+    assert recalls(ranks_in_subsets(similarity, [1], [[0, 1, 2]]), (1,)) == [0]
+
+
+@pytest.mark.parametrize("members", [[[0, 2, 3]], [[1, 2, 2]]])
+def test_subset_without_its_target_or_with_repeats_is_refused(members):
+    with pytest.raises(ValueError, match="subset of query 0"):
+        ranks_in_subsets(np.zeros((1, 5)), [1], members)
