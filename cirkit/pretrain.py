@@ -21,12 +21,13 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from cirkit.backbone import WEIGHTS, Backbone, BackboneConfig, save_backbone
+from cirkit.backbone import Backbone, BackboneConfig
 from cirkit.data.fashioniq import load_fashioniq
 from cirkit.data.garments import GarmentsRecipe, attributes, build_garments, stage1_images, vocabulary
 from cirkit.data.images import ImageFolder
 from cirkit.evaluation import linear_probe
 from cirkit.features import build_store
+from cirkit.presets import WEIGHTS, save_backbone
 from cirkit.scores import max_over_tokens, top_k
 from cirkit.tokens import build_vocabulary
 

@@ -16,9 +16,10 @@ from cirkit.paths import project_root
 
 PACKAGES = ("cirkit", "torch", "transformers", "accelerate", "numpy", "scikit-learn", "POT")
 _COMPUTES = (
-    "data", "methods", "backbone", "towers", "tokens", "noise", "derangement", "features", "scores", "retrieval",
-    "training", "evaluation", "bootstrap",
+    "data", "methods", "backbone", "presets", "towers", "tokens", "noise", "derangement", "features", "scores",
+    "retrieval", "training", "evaluation", "bootstrap",
 )  # fmt: skip
+_SPECTATORS = ("data/report", "data/findings", "methods/__init__")
 
 
 def git_state() -> dict[str, object]:
@@ -51,13 +52,13 @@ def code_fingerprint(method: str | None = None) -> str:
     """Hash of the package code that computes a run; comments, docstrings and layout do not change it.
 
     Args:
-        method: registry module of a method (``infonce``); other methods' files are then left out.
+        method: a method's module (``infonce``); other methods' files are then left out.
     """
     root = Path(__file__).resolve().parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).with_suffix("").as_posix()
-        if name.split("/")[0] not in _COMPUTES or name in ("data/report", "methods/__init__"):
+        if name.split("/")[0] not in _COMPUTES or name in _SPECTATORS:
             continue
         if name.startswith("methods/") and method is not None and name not in ("methods/base", f"methods/{method}"):
             continue

@@ -19,22 +19,19 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 
-from cirkit.backbone import PRESETS, Backbone, load_backbone
-from cirkit.data.fashioniq import load_fashioniq
-from cirkit.data.garments import attributes, build_garments
-from cirkit.data.images import ImageFolder
-from cirkit.data.triplets import DataError, TripletSet
+from cirkit.backbone import Backbone
+from cirkit.data.splits import DATASETS, Data, load_data
+from cirkit.data.triplets import TripletSet
 from cirkit.evaluation import attribute_accuracy, detection_quality, recall_at, recall_table
 from cirkit.features import FeatureStore, build_store
 from cirkit.methods import Method, build_method
 from cirkit.noise import NoisyTriplets, corrupt
 from cirkit.paths import atomic_path, resolve, results_dir
+from cirkit.presets import PRESETS, load_backbone
 from cirkit.provenance import code_fingerprint, provenance
 from cirkit.retrieval import rank_queries
 from cirkit.training import CHECKPOINT, TrainConfig, fit
 
-DATASETS = ("garments", "fashioniq")
-HEADLINE = "R@1"
 # where things lie or run, and what stands in the effective values in another form: no part of a run's identity
 _PLACES = ("device", "data_root", "image_root", "backbone", "method_options")
 
@@ -69,56 +66,17 @@ class RunParameters:
     method_options: dict = field(default_factory=dict)
 
     def __post_init__(self):
+        for f in dataclasses.fields(self):
+            expected = type(f.default if f.default is not dataclasses.MISSING else f.default_factory())
+            value = getattr(self, f.name)
+            if expected is float and type(value) is int:
+                object.__setattr__(self, f.name, float(value))
+            elif type(value) is not expected:
+                raise ValueError(f"{f.name} must be {expected.__name__}, got {value!r}")
         if self.dataset not in DATASETS:
             raise ValueError(f"unknown dataset {self.dataset!r}; known: {', '.join(DATASETS)}")
         if self.dataset == "fashioniq" and not self.data_root:
             raise ValueError("dataset 'fashioniq' needs data_root, the folder with captions/ and image_splits/")
-
-
-@dataclass(frozen=True)
-class Data:
-    """The splits of a data set, its images, and, on embedded worlds, the attributes of every image.
-
-    ``report`` is the split numbers are reported on, ``choose`` the one to choose on. A data set whose test targets
-    are not public has one split for both, which is what its literature does.
-    """
-
-    train: TripletSet
-    choose: TripletSet
-    report: TripletSet
-    images: ImageFolder
-    attributes: pd.DataFrame | None
-
-    @property
-    def splits(self) -> dict[str, TripletSet]:
-        """Evaluated splits by name."""
-        return {t.split: t for t in (self.choose, self.report)}
-
-
-def load_data(parameters: RunParameters, progress: bool = True) -> Data:
-    """Read the data set that the parameters name; images are listed but not opened.
-
-    Raises:
-        DataError: whatever is wrong with the files, in one sentence.
-    """
-    p = parameters
-    if p.dataset == "garments":
-        root = build_garments(resolve(p.data_root) if p.data_root else None, progress=progress)
-        truth = attributes(root)
-    else:
-        root, truth = resolve(p.data_root), None
-    rules = {"gallery_rule": p.gallery_rule, "exclude_reference": p.exclude_reference}
-    train = load_fashioniq(root, "train", caption_mode=p.caption_mode, **rules)
-    evaluation_mode = "first_and_second" if p.caption_mode == "random" else p.caption_mode
-    val = load_fashioniq(root, "val", caption_mode=evaluation_mode, **rules)
-    try:
-        test = load_fashioniq(root, "test", caption_mode=evaluation_mode, **rules)
-    except DataError:
-        if p.dataset == "garments":
-            raise
-        test = None
-    report = test if test is not None and test.has_targets else val
-    return Data(train, val, report, ImageFolder(resolve(p.image_root) if p.image_root else root), truth)
 
 
 class Run:
@@ -150,7 +108,7 @@ class Run:
             "noise": noisy.ledger.fingerprint()[:16],
             "protocols": [triplets.protocol() for triplets in (data.train, *data.splits.values())],
             "queries": [_content(triplets) for triplets in data.splits.values()],
-            "code": code_fingerprint(parameters.method),
+            "code": code_fingerprint(type(self.method).__module__.rpartition(".")[2]),
         }
         text = json.dumps(self.effective, sort_keys=True, default=str)
         name = re.sub(r"[^\w.-]+", "_", data.train.name)
@@ -251,7 +209,15 @@ def prepare(progress: bool = True, **parameters) -> Run:
     p = RunParameters(**parameters)
     device = p.device if p.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     backbone = load_backbone(p.backbone if p.backbone in PRESETS else str(resolve(p.backbone)), device)
-    data = load_data(p, progress)
+    data = load_data(
+        p.dataset,
+        resolve(p.data_root) if p.data_root else None,
+        resolve(p.image_root) if p.image_root else None,
+        p.caption_mode,
+        p.gallery_rule,
+        p.exclude_reference,
+        progress,
+    )
     sets = (data.train, *data.splits.values())
     ids = {image for triplets in sets for image in triplets.image_ids()}
     groups = {group: members for triplets in sets for group, members in triplets.image_groups().items()}

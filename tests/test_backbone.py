@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from cirkit.backbone import Backbone, BackboneConfig, TokenBatch, load_backbone, load_state, save_backbone
+from cirkit.backbone import Backbone, BackboneConfig, TokenBatch
 from cirkit.lavis import translate_state
+from cirkit.presets import load_backbone, load_state, save_backbone
 from cirkit.tokens import build_vocabulary
 
 TOLERANCE = {"rtol": 0, "atol": 1e-5}

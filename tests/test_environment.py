@@ -179,9 +179,9 @@ def test_the_patterns_find_what_they_are_for(what, line):
 ORDER = [
     ["", "paths", "parameters", "provenance"],
     ["data.annotations", "data.triplets", "data.images", "data.fashioniq", "data.findings", "data.report"],
-    ["data.garment_drawing", "data.garment_texts", "data.garment_truth", "data.garments", "data"],
+    ["data.garment_drawing", "data.garment_texts", "data.garment_truth", "data.garments", "data.splits", "data"],
     ["derangement", "noise"],
-    ["lavis", "tokens", "towers", "backbone", "features"],
+    ["lavis", "tokens", "towers", "backbone", "presets", "features"],
     ["scores", "bootstrap", "evaluation", "pretrain"],
     ["methods.base", "methods.*", "methods"],
     ["retrieval", "training", "runs", "plots", "tables"],

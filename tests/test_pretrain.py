@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from conftest import MINI_RECIPE
 from PIL import Image
 
-from cirkit.backbone import WEIGHTS, BackboneConfig, load_backbone
+from cirkit.backbone import BackboneConfig
 from cirkit.data.fashioniq import load_fashioniq
 from cirkit.data.garments import DEFAULT_RECIPE, GarmentsRecipe, attributes, build_garments, stage1_images, vocabulary
+from cirkit.presets import WEIGHTS, load_backbone
 from cirkit.pretrain import BatchSampler, Stage1Config, contrastive_loss, pretrain, probe_world, text_to_image_recall
 from cirkit.tokens import build_vocabulary
 

@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 from cirkit import runs
-from cirkit.backbone import save_backbone
 from cirkit.data.triplets import DataError
+from cirkit.presets import save_backbone
 from cirkit.runs import RunParameters, load_metrics, prepare, tidy, train_or_load
 
 
@@ -137,6 +137,7 @@ def test_missing_images_stop_before_training_and_opting_in_marks_the_result(sett
         ({"noise_rate": 1.5}, r"1\.5"), ({"noise_kind": "shufle"}, "shufle"), ({"method": "infonse"}, "infonse"),
         ({"dataset": "fashoniq"}, "fashoniq"), ({"data_root": ""}, "data_root"), ({"caption_mode": "thrid"}, "thrid"),
         ({"backbone": "tinny"}, "tinny"), ({"method_options": {"tau": 1}}, "tau"), ({"epochs": 0}, "epochs"),
+        ({"noise_rate": "0.5"}, "noise_rate must be float"), ({"seed": 1.5}, "seed must be int"),
     ],
 )  # fmt: skip
 def test_bad_parameters_are_one_sentence_and_leave_nothing(settings, tmp_path, change, message):

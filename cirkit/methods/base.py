@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cirkit.backbone import Backbone, TokenBatch, load_state
+from cirkit.backbone import Backbone, TokenBatch
 from cirkit.data.triplets import TripletSet
 from cirkit.features import FeatureStore
+from cirkit.presets import load_state
 from cirkit.scores import max_over_tokens
 
 
