@@ -14,6 +14,9 @@ from cirkit.backbone import Backbone, BackboneConfig
 from cirkit.data.garments import GarmentsRecipe, build_garments, vocabulary
 from cirkit.tokens import build_vocabulary
 
+# tensors of tests are so small that a second thread only waits, and waits long where the cores are shared
+torch.set_num_threads(1)
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
 MINI_RECIPE = GarmentsRecipe(train_images=24, gallery_images=20, train_triplets=40, eval_triplets=9)

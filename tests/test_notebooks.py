@@ -279,7 +279,7 @@ def test_missing_images_are_loud_and_a_notebook_without_kernel_runs(place):
     "option, sentence",
     [
         (("-p", "NOISE_RATIO", "0.5"), "NOISE_RATIO is not a parameter of this notebook; did you mean NOISE_RATE?"),
-        (("-p", "EPOCHS", "2.5"), "EPOCHS must be int (such as 10), got 2.5"),
+        (("-p", "EPOCHS", "2.5"), "EPOCHS must be int (such as 8), got 2.5"),
     ],
     ids=["misspelt", "wrong type"],
 )
