@@ -20,7 +20,7 @@ CACHE = os.environ.get("CIRKIT_CACHE") or ".cache"
 WORLD = f"{CACHE}/worlds/garments.done"
 
 # seconds on two cores, for the announcements only
-SECONDS = {"world": 30, "task_and_data": 30, "train": 45, "retrieval": 60, "report": 15}
+SECONDS = {"world": 25, "task_and_data": 25, "train": 45, "retrieval": 30, "report": 10}
 
 
 # --- settings ---------------------------------------------------------------------------------------------

@@ -27,12 +27,14 @@ class TrainConfig:
     """Optimisation settings, the same for every method of a table unless the table says otherwise.
 
     AdamW with one-cycle learning rate (peak ``lr`` after ``warmup`` of all steps). ``betas``, ``eps`` and
-    ``weight_decay`` are those of the released code of SPRC, TME and ConeSep.
+    ``weight_decay`` are those of the released code of SPRC, TME and ConeSep. ``lr`` was chosen for the preset ``tiny``
+    on validation with a seed that is not reported: of 2e-3, 3e-3 and 4e-3 it was best without noise, and all were
+    alike at shuffle 0.5. The papers fine-tune pretrained models at 1e-5.
     """
 
     epochs: int = 8
     batch_size: int = 128
-    lr: float = 2e-3
+    lr: float = 3e-3
     warmup: float = 0.15
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
