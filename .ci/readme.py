@@ -4,12 +4,14 @@ Three of them are run in a shorter form: `make test` has just been run by whoeve
 once it answers, and `make pretrain` takes two steps into another folder instead of the whole recipe.
 """
 
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -27,13 +29,17 @@ def run(command: str) -> bool:
 
 
 def lab_answers(command: str) -> bool:
-    """Start the server and wait until it prints its address."""
+    """Start the server and wait until it prints its address, at most 90 seconds."""
     server = subprocess.Popen(
         ["bash", "-c", f'{command} ARGS="--no-browser --allow-root --port 0"'],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    answered = any("/lab?token=" in line for line in server.stdout)
-    subprocess.run(["kill", f"-{signal.SIGTERM.value}", "--", f"-{server.pid}"])
+    limit = threading.Timer(90, os.killpg, (server.pid, signal.SIGKILL))
+    limit.start()
+    answered = any("?token=" in line for line in server.stdout)
+    limit.cancel()
+    if answered:
+        os.killpg(server.pid, signal.SIGKILL)
     server.wait()
     return answered
 
