@@ -103,3 +103,13 @@ def test_config_is_a_frozen_typed_dataclass_with_a_variant(name):
 def test_token_batch_rows_cut_padding():
     batch = TokenBatch(torch.tensor([[1, 2, 0, 0], [1, 2, 3, 4]]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]))
     assert batch.rows(torch.tensor([0])).ids.tolist() == [[1, 2]]
+
+
+def test_the_temperature_asked_for_is_the_one_used(small_backbone):
+    losses = []
+    for temperature in (0.07, 0.5):
+        method = build_method("infonce", small_backbone(), temperature=temperature)
+        batch = random_batch(method.backbone, 5)
+        losses.append(method.loss(batch, 0)[0].item())
+        assert losses[-1] == pytest.approx(infonce(method.similarity(batch), temperature).item(), abs=1e-5)
+    assert losses[0] != pytest.approx(losses[1], abs=1e-3)

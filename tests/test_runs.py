@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from cirkit import runs
 from cirkit.data.triplets import DataError
+from cirkit.noise import corrupt
 from cirkit.presets import save_backbone
 from cirkit.runs import RunParameters, load_metrics, prepare, tidy, train_or_load
 
@@ -166,3 +167,25 @@ def test_parameters_are_typed():
     for field in dataclasses.fields(RunParameters):
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
         assert type(default).__name__ == field.type, field.name
+
+
+def test_training_gets_the_corrupted_triplets_of_the_noise_seed(settings, monkeypatch):
+    seen = {}
+
+    def look(method, triplets, store, config, folder, clean, *_):
+        seen.update(triplets=triplets, clean=clean, config=config)
+        return pd.DataFrame({"epoch": [1]})
+
+    monkeypatch.setattr(runs, "fit", look)
+    run = prepare(**settings, noise_seed=7, seed=3)
+    run.fit(progress=False)
+    expected = corrupt(run.data.train, 0.5, "shuffle", 7)
+    assert seen["triplets"].references == expected.triplets.references != run.data.train.references
+    assert seen["triplets"].targets == expected.triplets.targets != run.data.train.targets
+    assert (seen["clean"] == expected.ledger.clean).all() and seen["config"].seed == 3
+
+
+def test_low_similarity_counts_as_suspect(settings):
+    noisy = prepare(**settings).noisy
+    table = runs.detection(noisy.ledger.clean.astype(float), noisy)
+    assert table[(table.metric == "AUROC") & (table.kind == "all")].value.item() == 1

@@ -10,7 +10,7 @@ import torch
 from cirkit.data.fashioniq import load_fashioniq
 from cirkit.data.images import ImageFolder
 from cirkit.features import build_store
-from cirkit.methods import REGISTRY, build_method, method_class
+from cirkit.methods import REGISTRY, Method, build_method, method_class
 from cirkit.noise import corrupt
 from cirkit.training import CHECKPOINT, TrainConfig, epoch_order, fit
 
@@ -122,3 +122,66 @@ def test_impossible_settings_are_named():
     for name in ("epochs", "batch_size", "lr"):
         with pytest.raises(ValueError, match=f"{name} must be greater than 0"):
             TrainConfig(**{name: 0})
+
+
+class Probe(Method):
+    """Writes down what training hands to a method."""
+
+    def __init__(self, backbone):
+        super().__init__(backbone, Method.Config())
+        self.batches, self.views, self.draws = [], [], []
+
+    def start_epoch(self, view):
+        self.views.append(view)
+
+    def loss(self, batch, step):
+        self.batches.append((step, batch))
+        self.draws.append(torch.rand(()).item())
+        return self.query(batch.references, batch.texts).sum(), {}
+
+
+class Oracle(Probe):
+    uses_ledger = True
+
+
+def test_a_step_gets_its_own_references_texts_and_targets(world, small_backbone):
+    triplets = world[0].replace(caption_mode="random")
+    probe = Probe(small_backbone())
+    history = fit(probe, triplets, world[1], CONFIG, progress=False)
+    steps = len(epoch_order(len(triplets), CONFIG.batch_size, CONFIG.seed, 0))
+    assert [step for step, _ in probe.batches] == list(range(3 * steps))
+    for step, batch in probe.batches:
+        rows = batch.rows.numpy()
+        texts = triplets.epoch_texts(step // steps, CONFIG.seed)
+        expected = probe.backbone.tokenize([texts[i] for i in rows])
+        assert torch.equal(batch.texts.ids, expected.ids)
+        for patches, ids in ((batch.references, triplets.references), (batch.targets, triplets.targets)):
+            assert torch.equal(patches, world[1].patches(world[1].rows([ids[i] for i in rows])))
+    assert len(set(history.lr)) == 3, "the learning rate follows its schedule"
+
+
+def test_the_truth_reaches_oracles_and_nobody_else(world, small_backbone):
+    clean = np.arange(len(world[0])) % 2 == 0
+    blind, oracle = Probe(small_backbone()), Oracle(small_backbone())
+    for method in (blind, oracle):
+        fit(method, world[0], world[1], CONFIG, clean=clean, progress=False)
+    assert all(view.clean is None for view in blind.views)
+    assert all(np.array_equal(view.clean.numpy(), clean) for view in oracle.views)
+    with pytest.raises(ValueError, match="oracle"):
+        fit(Oracle(small_backbone()), world[0], world[1], CONFIG, progress=False)
+
+
+def test_random_draws_follow_the_seed_and_go_on_after_a_resume(world, small_backbone, tmp_path):
+    whole = Probe(small_backbone())
+    fit(whole, world[0], world[1], CONFIG, progress=False)
+
+    def kill(epoch, method):
+        if epoch == 1:
+            raise Killed
+        return {}
+
+    with pytest.raises(Killed):
+        fit(Probe(small_backbone()), world[0], world[1], CONFIG, tmp_path, on_epoch=kill, progress=False)
+    resumed = Probe(small_backbone())
+    fit(resumed, world[0], world[1], CONFIG, tmp_path, progress=False)
+    assert resumed.draws == whole.draws[len(whole.draws) // 3 :]
