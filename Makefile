@@ -90,10 +90,10 @@ lab: $(READY)
 
 # All notebooks once more, with runs loaded where they are there; figures/ and the record are copies of what they wrote.
 figures: $(READY)
-	@$(subst -m snakemake figures,-m snakemake study,$(SNAKEMAKE)) --forcerun task_and_data train retrieval report
+	@$(subst -m snakemake figures,-m snakemake study,$(SNAKEMAKE)) --forcerun task_and_data noise_injection train retrieval cone report
 
 reference: figures
-	@$(RUN) -m cirkit.tables $(RESULTS)/study --publish
+	@$(RUN) -m cirkit.publish $(RESULTS)/study --reference
 
 lock: $(READY)
 	@$(RUN) .ci/lock.py

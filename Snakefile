@@ -8,6 +8,8 @@
 # A notebook or a file of the package newer than a result runs that notebook again; it trains only what the change
 # really touched, since a run's id holds a fingerprint of the code that computes it.
 
+import ast
+import hashlib
 import json
 import os
 import re
@@ -17,10 +19,12 @@ from shlex import quote
 
 STUDY = f"{os.environ.get('CIRKIT_RESULTS') or 'results'}/study"
 CACHE = os.environ.get("CIRKIT_CACHE") or ".cache"
-WORLD = f"{CACHE}/worlds/garments.done"
+WORLDS = ("garments", "scenes")
 
 # seconds on two cores, for the announcements only
-SECONDS = {"world": 25, "task_and_data": 25, "train": 45, "retrieval": 30, "report": 10}
+SECONDS = {
+    "world": 25, "task_and_data": 25, "noise_injection": 30, "train": 40, "retrieval": 30, "cone": 40, "report": 15,
+}  # fmt: skip
 
 
 # --- settings ---------------------------------------------------------------------------------------------
@@ -55,22 +59,47 @@ def checked_seed(word):
     return int(word)
 
 
-def checked_name(setting, word):
-    if not re.fullmatch(r"[\w-]+", word):
-        refuse(f"{setting}: {word!r} is not a name.")
+def names_in(file, variable):
+    """Keys or items of a literal in a file of the package, read without importing it."""
+    for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+        target = getattr(node, "target", None) or (getattr(node, "targets", None) or [None])[0]
+        if isinstance(target, ast.Name) and target.id == variable:
+            items = node.value.keys if isinstance(node.value, ast.Dict) else node.value.elts
+            return [item.value for item in items if isinstance(item, ast.Constant)]
+    raise LookupError(f"{file} has no literal {variable}")
+
+
+def checked_name(setting, word, known):
+    if word not in known:
+        refuse(f"{setting}: {word!r} is unknown; choose among {', '.join(known)}.")
     return word
+
+
+def place_name(word):
+    """What stands for a folder in a run's name: its last part and, as others may share that, a few digits."""
+    return f"{re.sub(r'[^A-Za-z0-9_]+', '_', Path(word).name)}_{hashlib.sha256(word.encode()).hexdigest()[:6]}"
 
 
 SETTINGS = {"METHODS", "RATES", "KINDS", "SEEDS", "DATASET", "DATA_ROOT", "BACKBONE", "DEVICE", "THREADS"}
 if unknown := sorted(set(config) - SETTINGS):
     refuse(f"there is no setting {', '.join(unknown)}; the settings are {', '.join(sorted(SETTINGS))}.")
 
-DATASET = checked_name("DATASET", single("DATASET", "garments"))
-BACKBONE = checked_name("BACKBONE", single("BACKBONE", "tiny"))
+METHODS = names_in("cirkit/methods/__init__.py", "REGISTRY")
+KINDS = names_in("cirkit/noise_kinds.py", "KINDS")
+DATASETS = names_in("cirkit/data/splits.py", "SOURCES")
+PRESETS = names_in("cirkit/presets.py", "PRESETS")
+
+DATASET = checked_name("DATASET", single("DATASET", "garments"), DATASETS)
+# each world has a backbone that was pretrained on its pictures and words
+BACKBONE = single("BACKBONE", "tiny-scenes" if DATASET == "scenes" else "tiny")
+if BACKBONE not in PRESETS and not Path(BACKBONE).is_dir():
+    refuse(f"BACKBONE: {BACKBONE!r} is neither a folder nor one of {', '.join(PRESETS)}.")
 DATA_ROOT = single("DATA_ROOT", "")
 DEVICE = single("DEVICE", "")
 # threads of one run; as many runs go side by side as fit into the cores
 THREADS = int(checked_seed(single("THREADS", workflow.cores or 1))) or 1
+if DATASET not in WORLDS and not DATA_ROOT:
+    refuse(f"DATASET: {DATASET!r} needs DATA_ROOT, the folder with its annotations.")
 
 
 def run_of(method, kind, rate, seed):
@@ -78,7 +107,9 @@ def run_of(method, kind, rate, seed):
 
     Every seed draws its own noise too, so that spread over seeds holds both; seed 0 draws with 42, as the papers do.
     """
-    name = f"{method}-{BACKBONE}-{DATASET}-{kind}-{rate:g}-seed{seed}"
+    backbone = BACKBONE if BACKBONE in PRESETS else place_name(BACKBONE)
+    data = f"{DATASET}-{place_name(DATA_ROOT)}" if DATA_ROOT else DATASET
+    name = f"{method}-{backbone}-{data}-{kind}-{rate:g}-seed{seed}"
     parameters = {
         "METHOD": method,
         "BACKBONE": BACKBONE,
@@ -93,17 +124,28 @@ def run_of(method, kind, rate, seed):
     return name, parameters
 
 
-CHOSEN = dict(
-    run_of(checked_name("METHODS", method), checked_name("KINDS", kind), rate, seed)
-    for method in several("METHODS", "infonce")
-    for kind in several("KINDS", "shuffle")
-    for rate in map(checked_rate, several("RATES", "0 0.2 0.5 0.8"))
-    for seed in map(checked_seed, several("SEEDS", "0"))
-)
+# what `make study` trains where nothing is chosen: enough for each notebook, and for the first comparison
+STUDY_RUNS = [
+    *(("infonce", "shuffle", rate) for rate in (0.0, 0.2, 0.5, 0.8)),
+    *((method, "shuffle", 0.5) for method in ("rcl", "oracle-rcl")),
+    *((method, "hard", 0.5) for method in ("infonce", "rcl")),
+]
+if {"METHODS", "RATES", "KINDS", "SEEDS"} & set(config) or DATASET != "garments" or BACKBONE != "tiny":
+    CHOSEN = dict(
+        run_of(checked_name("METHODS", method, METHODS), checked_name("KINDS", kind, KINDS), rate, seed)
+        for method in several("METHODS", "infonce")
+        for kind in several("KINDS", "shuffle")
+        for rate in map(checked_rate, several("RATES", "0 0.2 0.5 0.8"))
+        for seed in map(checked_seed, several("SEEDS", "0"))
+    )
+else:
+    CHOSEN = dict(run_of(*setting, 0) for setting in STUDY_RUNS)
 if not CHOSEN:
     refuse("METHODS, KINDS, RATES and SEEDS must each name at least one value.")
 CLEAN, clean_parameters = run_of("infonce", "shuffle", 0.0, 0)
-RUNS = {CLEAN: clean_parameters, **CHOSEN}
+# what notebook 03 looks at: a run with each kind of noise
+CONE = dict(run_of("infonce", kind, 0.5, 0) for kind in ("shuffle", "hard"))
+RUNS = {CLEAN: clean_parameters, **CONE, **CHOSEN}
 RESULTS = [f"{STUDY}/runs/{run}.json" for run in CHOSEN]
 
 
@@ -174,11 +216,16 @@ except ImportError:
     pass
 else:
     Path(".snakemake").mkdir(exist_ok=True)
-    batch_lock = open(".snakemake/cirkit-lock", "w")
+    batch_lock = open(".snakemake/cirkit-lock", "a+")
     try:
         fcntl.flock(batch_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        refuse("another make study or make grid is at work in this folder; wait until it is done.")
+        batch_lock.seek(0)
+        owner = batch_lock.read().strip()
+        refuse(f"another make study or make grid (process {owner}) is at work in this folder; wait until it is done.")
+    batch_lock.truncate(0)
+    batch_lock.write(str(os.getpid()))
+    batch_lock.flush()
 
 
 onstart:
@@ -191,21 +238,26 @@ onstart:
     minutes = sum(SECONDS[rule] for rule, _ in steps) / at_once / 60
     print(f"To do: {len(steps)} steps, about {minutes:.0f} min on 2 cores, {at_once} at once, {THREADS} threads each")
     for rule, run in steps:
-        print(f"    {rule:<14} {run}")
+        print(f"    {rule:<16} {run}")
     sys.stdout.flush()
     os.environ["CIRKIT_STEPS"] = str(len(steps))
     Path(titles).unlink(missing_ok=True)
 
 
 onerror:
+    if missing := [run for run in CHOSEN if not Path(f"{STUDY}/runs/{run}.json").is_file()]:
+        print(f"cirkit: {len(missing)} of {len(CHOSEN)} runs have no result:")
+        for run in missing:
+            log = Path(f"{STUDY}/notebooks/07_training-{run}.ipynb")
+            print(f"    {run}  ({f'see {log}' if log.is_file() else 'not started'})")
     print("cirkit: not everything was done. What is finished is kept; the same command goes on from there.")
 
 
 # --- steps ------------------------------------------------------------------------------------------------
 
 
-def world_for(wildcards):
-    return ancient(WORLD) if DATASET == "garments" else []
+def world(name):
+    return ancient(f"{CACHE}/worlds/{name}.done")
 
 
 # Both name the runs beside the report: an old report alone would not notice a run that it lacks.
@@ -213,7 +265,9 @@ rule study:
     input:
         RESULTS,
         f"{STUDY}/done/00_task_and_data",
+        f"{STUDY}/done/01_noise_injection",
         f"{STUDY}/done/02_qformer_retrieval",
+        f"{STUDY}/done/03_cone_histograms",
         f"{STUDY}/done/report",
     default_target: True
 
@@ -226,20 +280,20 @@ rule grid:
 
 rule world:
     input:
-        sorted(str(path) for path in Path("cirkit/data").glob("garment*.py")),
+        lambda wildcards: sorted(str(path) for path in Path("cirkit/data").glob(f"{wildcards.name[:-1]}*.py")),
     output:
-        touch(WORLD),
+        touch(f"{CACHE}/worlds/{{name}}.done"),
     threads: THREADS
     shell:
-        'say "world garments: drawing its images" {SECONDS[world]}; '
-        "{PYTHON} -c 'from cirkit.data.garments import build_garments; build_garments()'"
+        'say "world {wildcards.name}: drawing its images" {SECONDS[world]}; '
+        "{PYTHON} -c 'from cirkit.data.{wildcards.name} import build_{wildcards.name} as build; build()'"
 
 
 rule task_and_data:
     input:
         notebook="notebooks/00_task_and_data.ipynb",
         package=PACKAGE,
-        world=ancient(WORLD),
+        world=world("garments"),
     output:
         touch(f"{STUDY}/done/00_task_and_data"),
     log:
@@ -251,11 +305,27 @@ rule task_and_data:
         "{PAPERMILL} {input.notebook} {log} || stopped {log}"
 
 
+rule noise_injection:
+    input:
+        notebook="notebooks/01_noise_injection.ipynb",
+        package=PACKAGE,
+        world=world("garments"),
+    output:
+        touch(f"{STUDY}/done/01_noise_injection"),
+    log:
+        f"{STUDY}/notebooks/01_noise_injection.ipynb",
+    threads: THREADS
+    priority: 3
+    shell:
+        'say "notebook 01, noise injection" {SECONDS[noise_injection]}; '
+        "{PAPERMILL} {input.notebook} {log} {DEVICE_OPTION} || stopped {log}"
+
+
 rule train:
     input:
         notebook=TRAINING,
         package=PACKAGE,
-        world=world_for,
+        world=world(DATASET) if DATASET in WORLDS else [],
     output:
         f"{STUDY}/runs/{{run}}.json",
     log:
@@ -273,7 +343,7 @@ rule retrieval:
     input:
         notebook="notebooks/02_qformer_retrieval.ipynb",
         package=PACKAGE,
-        world=ancient(WORLD),
+        world=world("garments"),
         clean=f"{STUDY}/runs/{CLEAN}.json",
     output:
         touch(f"{STUDY}/done/02_qformer_retrieval"),
@@ -288,6 +358,25 @@ rule retrieval:
         "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} || stopped {log}"
 
 
+rule cone:
+    input:
+        notebook="notebooks/03_cone_histograms.ipynb",
+        package=PACKAGE,
+        world=world("garments"),
+        runs=[f"{STUDY}/runs/{run}.json" for run in CONE],
+    output:
+        touch(f"{STUDY}/done/03_cone_histograms"),
+    log:
+        f"{STUDY}/notebooks/03_cone_histograms.ipynb",
+    params:
+        options=as_options({"BACKBONE": BACKBONE}),
+    threads: THREADS
+    priority: 1
+    shell:
+        'say "notebook 03, cone histograms" {SECONDS[cone]}; '
+        "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} || stopped {log}"
+
+
 rule report:
     input:
         package=PACKAGE,
@@ -297,4 +386,4 @@ rule report:
     threads: THREADS
     shell:
         'say "tables and figures" {SECONDS[report]}; '
-        f"{{PYTHON}} -m cirkit.tables {STUDY}"
+        f"{{PYTHON}} -m cirkit.publish {STUDY}"

@@ -11,7 +11,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0 if the data can be used, 1 if not."""
     parser = argparse.ArgumentParser(prog="python -m cirkit", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    text = "report on a folder in FashionIQ layout; the exit code is 0 if it can be used, 1 if not"
+    text = "report on a folder in FashionIQ or CIRR layout; the exit code is 0 if it can be used, 1 if not"
     check = commands.add_parser("check", help=text, description=text)
     check.add_argument("root", metavar="DATA_ROOT", help="folder with captions/ and image_splits/")
     check.add_argument("--images", metavar="ROOT", help="folder that holds the image folders (default: DATA_ROOT)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.models.blip_2.configuration_blip_2 import Blip2QFormerConfig
 from transformers.models.blip_2.modeling_blip_2 import Blip2QFormerModel, Blip2TextEmbeddings
 
-from cirkit.data.images import Preprocess
+from cirkit.data.preprocess import Preprocess
 from cirkit.tokens import WordTokenizer
 from cirkit.towers import build_tower
 
@@ -243,18 +243,19 @@ class Backbone(nn.Module):
 
     def tower_fingerprint(self) -> str:
         """Hash of all that decides what the frozen tower makes of an image: its weights and the preprocessing."""
-        tower = _digest(self.vision_model.state_dict().items())
+        tower = state_digest(self.vision_model.state_dict())
         return hashlib.sha256((tower + self.preprocess.fingerprint()).encode()).hexdigest()
 
     def fingerprint(self) -> str:
         """Hash of the whole backbone: every weight and the config."""
         config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
-        return hashlib.sha256((_digest(self.state_dict().items()) + config).encode()).hexdigest()
+        return hashlib.sha256((state_digest(self.state_dict()) + config).encode()).hexdigest()
 
 
-def _digest(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
+def state_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the names, types, shapes and bytes of a state dict."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(named_tensors):
+    for name, tensor in sorted(state.items()):
         array = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
         digest.update(array.flatten().view(torch.uint8).numpy().tobytes())

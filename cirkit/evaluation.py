@@ -1,4 +1,6 @@
-"""From ranks to numbers: recall, intervals, noise detection, attributes. Nothing here ever sees a model.
+"""From ranks to numbers: recall and attributes here, mAP, preference and noise detection in their own files.
+
+Nothing here ever sees a model.
 
 Every table row carries n, the number of queries (or triplets) behind it, and a percentile bootstrap interval
 over them. Such an interval has no width where all values are equal: a single query, or a recall of exactly 0
@@ -13,26 +15,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from cirkit.bootstrap import (
-    Interval,
-    bootstrap_interval,
-    check_resampling,
-    paired_bootstrap,
-    resample_blocks,
-)
+from cirkit.bootstrap import Interval, bootstrap_interval, paired_bootstrap
 from cirkit.data.annotations import DataError, first_ids
+from cirkit.detection import detection_quality
+from cirkit.satisfaction import average_precision, precision_table, prediction_hits, preference_table
 
 __all__ = [
     "Interval",
     "attribute_accuracy",
+    "average_precision",
     "bootstrap_interval",
     "detection_quality",
     "linear_probe",
     "paired_bootstrap",
+    "precision_table",
+    "prediction_hits",
+    "preference_table",
     "recall_at",
     "recall_table",
 ]
@@ -76,14 +77,15 @@ def recall_table(
     """Recall per category and its macro average, in percent.
 
     Args:
-        ranks: one row per query with the columns category, better, tied and candidates.
-        ks: cut-offs.
+        ranks: one row per query with the columns category, better, tied and candidates; with the columns
+            subset_better, subset_tied and subset_candidates too, recall within CIRR's subsets is added.
+        ks: cut-offs; within subsets they are always 1, 2 and 3.
         n, seed, level: as in `bootstrap_interval`.
 
     Returns:
-        One row per cut-off and category: metric ("R@10"), category, value, n, low, high, and candidates, the
-        mean number of images a query was ranked among. Category "mean" weighs the categories equally, as the
-        published tables do; its interval resamples queries within each category.
+        One row per cut-off and category: metric ("R@10", within subsets "Rs@1"), category, value, n, low, high, and
+        candidates, the mean number of images a query was ranked among. Category "mean" weighs the categories equally,
+        as the published tables do; its interval resamples queries within each category.
 
     Raises:
         ValueError: no queries, a missing column, impossible counts, or a category called "mean".
@@ -93,75 +95,25 @@ def recall_table(
         raise ValueError(f"ranks lack the column {', '.join(missing)}.")
     if not len(ranks):
         raise ValueError("there are no queries to make a recall table of.")
-    impossible = int((~(ranks["better"] + ranks["tied"] < ranks["candidates"])).sum())
-    if impossible:
-        raise ValueError(f"{impossible} of {len(ranks)} queries rank more images than they have candidates.")
     categories = sorted(ranks["category"].unique())
     if "mean" in categories:
         raise ValueError('a category is called "mean", which is the name of the average over categories.')
-    labels, candidates = ranks["category"].to_numpy(), ranks["candidates"].to_numpy()
+    metrics = [("R", "", k) for k in ks]
+    if "subset_better" in ranks.columns:
+        metrics += [("Rs", "subset_", k) for k in (1, 2, 3)]
+    labels = ranks["category"].to_numpy()
     rows = []
-    for k in ks:
-        values = 100 * recall_at(ranks["better"], ranks["tied"], k)
+    for name, prefix, k in metrics:
+        better, tied, candidates = (ranks[prefix + column].to_numpy() for column in ("better", "tied", "candidates"))
+        if impossible := int((~(better + tied < candidates)).sum()):
+            raise ValueError(f"{impossible} of {len(ranks)} queries rank more images than they have candidates.")
+        values = 100 * recall_at(better, tied, k)
         for category in [*categories, "mean"]:
             part = labels == category if category != "mean" else np.full(len(ranks), True)
             interval = bootstrap_interval(values[part], labels[part], n, seed, level)
-            row = {"metric": f"R@{k}", "category": category, **interval._asdict()}
+            row = {"metric": f"{name}@{k}", "category": category, **interval._asdict()}
             rows.append(row | {"candidates": float(candidates[part].mean())})
     return pd.DataFrame(rows, columns=["metric", "category", "value", "n", "low", "high", "candidates"])
-
-
-def detection_quality(
-    score: Any, is_noisy: Any, kind: Any = None, n: int = 1000, seed: int = 0, level: float = 0.95
-) -> pd.DataFrame:
-    """How well a score separates noisy from clean triplets: AUROC and average precision (AP), in [0, 1].
-
-    Args:
-        score: [n] higher means more probably noisy.
-        is_noisy: [n] bool, the truth (`Ledger.changed`).
-        kind: [n] str (`Ledger.kind` or `Ledger.slot`). Each kind of noise is then also judged alone, against
-            all clean rows; rows that were selected but not changed count as clean.
-        n, seed, level: as in `bootstrap_interval`; noisy and clean rows are resampled separately.
-
-    Returns:
-        One row per metric and kind: metric, kind ("all" first), value, n, n_noisy, low, high. Where only one
-        class is present the metric does not exist: value, low and high are NaN. An AP is to be read against
-        its chance level n_noisy / n.
-
-    Raises:
-        ValueError: shapes that differ, NaN or infinite scores (with their number), or noisy rows without a
-        kind.
-    """
-    score, noisy = np.asarray(score, dtype=float), np.asarray(is_noisy)
-    if score.ndim != 1 or noisy.shape != score.shape or noisy.dtype != bool:
-        raise ValueError(
-            f"need score [n] and is_noisy [n] of bool, got {score.shape} and {noisy.shape} of {noisy.dtype}."
-        )
-    bad = int((~np.isfinite(score)).sum())
-    if bad:
-        raise ValueError(f"{bad} of {len(score)} noise scores are NaN or infinite.")
-    check_resampling(n, level)
-    subsets = {"all": np.ones(len(score), dtype=bool)}
-    if kind is not None:
-        kind = np.asarray(kind)
-        if kind.shape != score.shape:
-            raise ValueError(f"need one kind per score, got shapes {kind.shape} and {score.shape}.")
-        nameless = int((noisy & np.isin(kind, ["", "none"])).sum())
-        if nameless:
-            raise ValueError(f"{nameless} of {int(noisy.sum())} noisy rows have no kind.")
-        subsets |= {name: ~noisy | (kind == name) for name in sorted(set(kind.tolist()) - {"", "none"})}
-    rows = []
-    for name, members in subsets.items():
-        size, positives = int(members.sum()), int(noisy[members].sum())
-        value, ends = np.full(2, np.nan), np.full((2, 2), np.nan)
-        if 0 < positives < size:
-            truth, scores = noisy[members], score[members]
-            value = np.array([roc_auc_score(truth, scores), average_precision_score(truth, scores)])
-            ends = np.quantile(_resampled_detection(scores, truth, n, seed), [(1 - level) / 2, (1 + level) / 2], axis=0)
-        for column, metric in enumerate(("AUROC", "AP")):
-            row = {"metric": metric, "kind": name, "value": value[column], "n": size, "n_noisy": positives}
-            rows.append(row | {"low": ends[0, column], "high": ends[1, column]})
-    return pd.DataFrame(rows)
 
 
 def attribute_accuracy(
@@ -217,31 +169,3 @@ def linear_probe(train_features: Any, train_labels: Any, features: Any, labels: 
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     probe.fit(np.asarray(train_features), np.asarray(train_labels))
     return float(probe.score(np.asarray(features), np.asarray(labels)))
-
-
-def _resampled_detection(score: np.ndarray, noisy: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """[n,2] AUROC and AP of bootstrap resamples, each drawn as how often it holds each row."""
-    order = np.argsort(-score, kind="stable")
-    score, noisy = score[order], noisy[order]
-    ends = np.flatnonzero(np.append(score[1:] != score[:-1], True))
-    rng = np.random.default_rng(seed)
-    results = np.empty((n, 2))
-    for block in resample_blocks(n):
-        size = block.stop - block.start
-        hits = []
-        for rows in (np.flatnonzero(noisy), np.flatnonzero(~noisy)):
-            drawn = rows[rng.integers(len(rows), size=(size, len(rows)))]
-            drawn += len(score) * np.arange(size)[:, None]
-            counts = np.bincount(drawn.ravel(), minlength=size * len(score)).reshape(size, -1)
-            hits.append(np.cumsum(counts, axis=1)[:, ends])
-        results[block] = _auroc_and_ap(*hits)
-    return results
-
-
-def _auroc_and_ap(true: np.ndarray, false: np.ndarray) -> np.ndarray:
-    """[R,2] from true and false positives [R,T] at T falling thresholds, the last of which flags all."""
-    gained = np.diff(true, axis=1, prepend=0)
-    area = (np.diff(false, axis=1, prepend=0) * (true - gained / 2)).sum(axis=1)
-    precision = true / np.maximum(true + false, 1)
-    auroc = area / (true[:, -1] * false[:, -1])
-    return np.stack([auroc, (gained * precision).sum(axis=1) / true[:, -1]], axis=1)

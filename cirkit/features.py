@@ -21,6 +21,8 @@ from cirkit.backbone import Backbone
 from cirkit.data.images import ImageFolder
 from cirkit.paths import atomic_path, cache_dir
 
+DTYPES = ("float32", "float16")
+
 
 class FeatureStore:
     """Patch tokens [images, P, Dv] on disk, looked up by image id.
@@ -38,11 +40,13 @@ class FeatureStore:
         try:
             meta = json.loads((self.folder / "store.json").read_text())
             self._patches = np.load(self.folder / "patches.npy", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise ValueError(f"{self.folder} is not a readable feature store ({error}); delete it to rebuild") from None
-        self.ids: tuple[str, ...] = tuple(meta["ids"])
-        self.key: str = meta["key"]
-        if list(self._patches.shape) != meta["shape"] or len(self.ids) != len(self._patches):
+            self.ids: tuple[str, ...] = tuple(meta["ids"])
+            self.key: str = meta["key"]
+            shape = tuple(meta["shape"])
+        except (OSError, ValueError, EOFError, LookupError, TypeError) as error:
+            why = f"{self.folder} is not a readable feature store ({type(error).__name__}: {error})"
+            raise ValueError(f"{why}; delete it to rebuild") from None
+        if self._patches.shape != shape or len(shape) != 3 or len(self.ids) != len(self._patches):
             raise ValueError(f"{self.folder} is damaged: its array does not fit its index; delete it to rebuild")
         self._row = {image: row for row, image in enumerate(self.ids)}
 
@@ -109,33 +113,58 @@ def build_store(
 
     Raises:
         DataError: images missing or broken, before anything is encoded (see :meth:`ImageFolder.check`).
+        ValueError: no ids, an unknown ``dtype``, features that are not finite in it, or a damaged store.
+        OSError: the store cannot be written, on a full disk for one.
     """
     ids = sorted(set(ids))
+    if not ids:
+        raise ValueError("there are no images to encode: the list of ids is empty")
+    if dtype not in DTYPES:
+        raise ValueError(f"features are stored as {' or '.join(DTYPES)}, not {dtype}")
     directory = Path(directory) if directory is not None else cache_dir() / "features"
     if images.missing(ids):
         images.check(ids, progress=progress)
     key = store_key(backbone, images, ids, dtype)
     folder = directory / key
-    if folder.is_dir():
-        return FeatureStore(folder)
-    images.check(ids, progress=progress)
-    with atomic_path(folder) as temporary, ThreadPoolExecutor(2) as pool:
-        temporary.mkdir()
-        array = None
+    if not folder.is_dir():
+        images.check(ids, progress=progress)
+        with atomic_path(folder) as temporary:
+            temporary.mkdir()
+            shape = _encode(backbone, images, ids, temporary / "patches.npy", batch_size, dtype, progress)
+            meta = {"key": key, "ids": ids, "shape": shape, "preprocess": backbone.preprocess.fingerprint()}
+            (temporary / "store.json").write_text(json.dumps(meta))
+    store = FeatureStore(folder)
+    if store.key != key or store.ids != tuple(ids):
+        raise ValueError(f"{folder} holds another feature store than its name says; delete it to rebuild")
+    return store
+
+
+def _encode(
+    backbone: Backbone, images: ImageFolder, ids: list[str], path: Path, batch_size: int, dtype: str, progress: bool
+) -> tuple[int, int, int]:
+    """Patch tokens of all images into one .npy file, batch by batch; returns its shape."""
+    shape: tuple[int, int, int] = (0, 0, 0)
+    # ordinary writes: on a full disk they are an error, where a memory map would end the process
+    with path.open("wb") as file, ThreadPoolExecutor(2) as pool:
         starts = range(0, len(ids), batch_size)
         for start in tqdm(starts, desc="encoding images", unit="batch", disable=not progress):
             batch = ids[start : start + batch_size]
             pixels = torch.stack(list(pool.map(lambda image: backbone.preprocess(images.load(image)), batch)))
-            patches = backbone.patch_tokens(pixels.to(backbone.device)).cpu().numpy()
+            with np.errstate(over="ignore"):
+                patches = backbone.patch_tokens(pixels.to(backbone.device)).cpu().numpy()
+                patches = np.ascontiguousarray(patches, dtype=dtype)
             if not np.isfinite(patches).all():
-                raise ValueError(f"the vision tower gave NaN or inf for images among {', '.join(batch[:3])} …")
-            if array is None:
-                array = np.lib.format.open_memmap(
-                    temporary / "patches.npy", mode="w+", dtype=dtype, shape=(len(ids), *patches.shape[1:])
-                )
-            array[start : start + len(batch)] = patches
-        array.flush()
-        meta = {"key": key, "ids": ids, "shape": list(array.shape), "preprocess": backbone.preprocess.fingerprint()}
-        (temporary / "store.json").write_text(json.dumps(meta))
-        del array
-    return FeatureStore(folder)
+                names = ", ".join(batch[:3])
+                raise ValueError(f"the vision tower gave NaN or inf in {dtype} for images among {names} …")
+            shape = (len(ids), *patches.shape[1:])
+            try:
+                if not start:
+                    header = {"descr": patches.dtype.str, "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(file, header)
+                file.write(patches.data)
+                file.flush()
+            except OSError as error:
+                size = np.prod(shape) * patches.itemsize / 1e9
+                why = f"the features of {len(ids):,} images cannot be written to {path.parent.parent}"
+                raise OSError(f"{why}, where they need {size:.2g} GB: {error.strerror}") from None
+    return shape

@@ -9,181 +9,21 @@ store serves every rate.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import operator
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
-from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from cirkit.data.triplets import TripletSet
-from cirkit.derangement import derangement
+from cirkit.ledger import COLUMN, SLOTS, Ledger, NoisyTriplets, Step, comparable
+from cirkit.noise_kinds import KINDS, SLOT_CHOICES, Edit, Request, Similarity
 
-SLOTS = ("reference", "text", "target")
+__all__ = ["KINDS", "ORDERS", "SLOTS", "Edit", "Ledger", "NoisyTriplets", "Request", "Step"]
+__all__ += ["corrupt", "selected_count"]
+
 ORDERS = ("conesep", "tme")
-
-_COLUMN = {"reference": "references", "text": "captions", "target": "targets"}
-_OPPOSITE = {"reference": "target", "text": "text", "target": "reference"}
-
-
-class Step(NamedTuple):
-    """One call of `corrupt`, as recorded in the ledger."""
-
-    kind: str
-    rate: float
-    seed: int
-    within_category: bool
-    order: str
-
-
-@dataclass(frozen=True, eq=False)
-class Ledger:
-    """What was corrupted. Only evaluation and oracle methods may read it.
-
-    Attributes:
-        kind: [n] str, kind of noise that selected the row, "" where none did.
-        slot: [n] str, the component selected: "none", "reference", "text" or "target".
-        changed: [n] bool, whether that component differs *by value* from the original. A permutation can hand
-            a row its own value or an equal one; such a row was selected and is still a right triplet. Texts
-            are compared as the model reads them (`TripletSet.texts`; in mode "random", in any caption order).
-        original: the triplets before any corruption.
-        noisy: the triplets after it.
-        steps: the calls of `corrupt` that led here.
-    """
-
-    kind: np.ndarray
-    slot: np.ndarray
-    changed: np.ndarray
-    original: TripletSet
-    noisy: TripletSet
-    steps: tuple[Step, ...]
-
-    def __post_init__(self) -> None:
-        for column in (self.kind, self.slot, self.changed):
-            column.setflags(write=False)
-
-    def __len__(self) -> int:
-        return len(self.kind)
-
-    @property
-    def clean(self) -> np.ndarray:
-        """[n] bool, rows whose triplet is right: not selected, or selected and unchanged by value."""
-        return ~self.changed
-
-    @property
-    def nominal_rate(self) -> float:
-        """The rate asked for, summed over the steps."""
-        return float(sum(Fraction(str(step.rate)) for step in self.steps))
-
-    @property
-    def realised_rate(self) -> float:
-        """Share of all rows that are really wrong."""
-        return float(self.changed.mean()) if len(self) else 0.0
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per triplet: category, kind, slot, changed, each component as it is and as it was."""
-        columns: dict[str, Any] = {"category": self.original.categories}
-        columns |= {"kind": self.kind, "slot": self.slot, "changed": self.changed}
-        for prefix, triplets in (("", self.noisy), ("original_", self.original)):
-            columns[f"{prefix}reference"] = triplets.references
-            columns[f"{prefix}text"] = triplets.texts
-            columns[f"{prefix}target"] = triplets.targets
-        return pd.DataFrame(columns).rename_axis("row")
-
-    def fingerprint(self) -> str:
-        """16 hexadecimal digits that depend on every row of the ledger and of both triplet sets."""
-        rows = [self.kind.tolist(), self.slot.tolist(), self.changed.tolist()]
-        for triplets in (self.original, self.noisy):
-            rows += [triplets.references, triplets.captions, triplets.targets]
-        return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, eq=False)
-class NoisyTriplets:
-    """Corrupted training triplets, and the ledger of what is wrong with them."""
-
-    triplets: TripletSet
-    ledger: Ledger
-
-
-class Edit(NamedTuple):
-    """New values for one slot: `values[j]` goes to row `rows[j]`."""
-
-    slot: str
-    rows: Sequence[int]
-    values: Sequence[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """What a kind of noise gets to work with: `count` of the `free` rows are to be corrupted."""
-
-    triplets: TripletSet
-    free: tuple[int, ...]
-    count: int
-    rng: random.Random
-    order: str
-    within_category: bool
-    similarity: Any
-
-
-def _values(triplets: TripletSet, slot: str) -> tuple:
-    """[n] what decides whether two rows hold the same value in `slot`."""
-    if slot != "text":
-        return getattr(triplets, _COLUMN[slot])
-    if triplets.caption_mode != "random":
-        return triplets.texts
-    return tuple(tuple(sorted(filter(None, map(str.strip, row)))) for row in triplets.captions)
-
-
-def _thirds(request: Request) -> Iterable[tuple[str, list[int]]]:
-    """Draw the rows and cut them into (slot, rows among which the values of that slot may be exchanged)."""
-    rows = request.rng.sample(request.free, request.count)
-    cuts = (0, request.count // 3, 2 * request.count // 3, request.count)
-    for slot, start, stop in zip(SLOTS, cuts, cuts[1:], strict=False):
-        pools: dict[str, list[int]] = {}
-        for row in rows[start:stop]:
-            category = request.triplets.categories[row] if request.within_category else ""
-            pools.setdefault(category, []).append(row)
-        for category in sorted(pools):
-            yield slot, pools[category]
-
-
-def _shuffle(request: Request) -> Iterable[Edit]:
-    for slot, rows in _thirds(request):
-        source = list(rows)
-        request.rng.shuffle(source)
-        if request.order == "conesep":
-            source.reverse()
-        column = getattr(request.triplets, _COLUMN[slot])
-        yield Edit(slot, rows, [column[row] for row in source])
-
-
-def _derange(request: Request) -> Iterable[Edit]:
-    for slot, rows in _thirds(request):
-        own, opposite = _values(request.triplets, slot), _values(request.triplets, _OPPOSITE[slot])
-        code: dict[Any, int] = {}
-        values = np.array([code.setdefault(own[row], len(code)) for row in rows])
-        forbidden = np.stack([values, [code.get(opposite[row], -1) for row in rows]], axis=1)
-        source = derangement(values, forbidden, request.rng)
-        if source is None:
-            category = request.triplets.categories[rows[0]]
-            scope = f" of category {category!r}" if request.within_category else ""
-            raise ValueError(
-                f"derange cannot give each of {len(rows)} selected rows{scope} a different {slot} by exchange"
-                f" ({len(code)} distinct among them); use kind 'shuffle' or another rate."
-            )
-        column = getattr(request.triplets, _COLUMN[slot])
-        yield Edit(slot, rows, [column[rows[j]] for j in source])
-
-
-KINDS: dict[str, Callable[[Request], Iterable[Edit]]] = {"shuffle": _shuffle, "derange": _derange}
 
 
 def selected_count(rate: float, n: int) -> int:
@@ -205,33 +45,49 @@ def corrupt(
     rate: float,
     kind: str = "shuffle",
     seed: int = 0,
-    similarity: Any = None,
+    similarity: Similarity | None = None,
     within_category: bool = False,
     order: str = "conesep",
+    slot: str | None = None,
 ) -> NoisyTriplets:
     """Corrupt `floor(rate * N)` of N training triplets (`selected_count` states the rounding).
 
     A pure function: the input stays as it is, no global random state is read or written, and equal arguments
-    give equal bytes. Of the m rows drawn, the first floor(m/3) get another reference, those up to floor(2m/3)
-    another text (all captions of a row move together), the rest another target; a remainder goes to the later
-    parts.
+    give equal bytes.
 
     Args:
         triplets: a training split; or triplets corrupted before, and then only rows that no earlier call
             selected are touched, while `rate` still refers to all N rows.
         rate: share of rows to select, in [0, 1].
-        kind: "shuffle", the papers' protocol: each part is permuted, and a row can get its own value back;
-            "derange": the same rows and parts as "shuffle" with that seed, but every selected component
-            really changes, by value, and where an image was exchanged the reference is never the target.
+        kind: one of `KINDS`.
+
+            - "shuffle", the papers' protocol. Of the m rows drawn, the first floor(m/3) exchange references,
+              those up to floor(2m/3) texts (all captions of a row move together), the rest targets; each part
+              is permuted, and a row can get its own value back.
+            - "derange": the same rows and parts as "shuffle" with that seed, but every selected component
+              really changes, by value, and where an image was exchanged the reference is never the target.
+            - "hard": reference and target look alike while the text does not hold, see `slot`.
+            - "partial": one clause of the text (`cirkit.clauses` says what one is) is replaced by a clause of
+              another row's text that has no part in common with it. Only rows whose text has several clauses
+              are drawn, so that some of it always still holds.
         seed: non-negative seed of Python's `random.Random`; "shuffle" repeats the released code with it.
-        similarity: not read by these kinds.
+        similarity: needed by "hard", a function of R reference and C candidate ids that gives finite image-to-image
+            scores [R, C], higher for more alike; called with at most 512 references at once. Not read by
+            other kinds.
         within_category: exchange values only between rows of one category; the papers exchange across them.
+            No effect on "hard" targets, which always come from the row's category.
         order: "conesep" hands out the shuffled values from the end of the list (ConeSep, HABIT and INTENT on
-            both data sets, TME on FashionIQ), "tme" from its front (TME on CIRR). No effect on "derange".
+            both data sets, TME on FashionIQ), "tme" from its front (TME on CIRR). Read by "shuffle" alone.
+        slot: for "hard". "target" (default): of the rows drawn, the target becomes the image most like the
+            reference among the images that occur in the triplets and are in the gallery of the row's
+            category, but for the reference and the right target; of equal scores the first id wins.
+            "text": nothing is drawn; the untouched rows whose reference and target are most alike (of equal
+            scores the first row) exchange their texts, so that each gets a different one, by value.
 
     Raises:
-        ValueError: an argument out of range, a split other than "train", fewer untouched rows than asked for,
-            or no exchange exists that changes every selected value.
+        ValueError: an argument out of range, a split other than "train", fewer untouched or suitable rows than
+            asked for, no exchange exists that changes every selected value, or similarities that are missing,
+            of the wrong shape or not finite.
         DataError: triplets without targets.
     """
     ledger = triplets.ledger if isinstance(triplets, NoisyTriplets) else None
@@ -242,6 +98,11 @@ def corrupt(
         raise ValueError(f"unknown noise kind {kind!r}; known kinds: {', '.join(sorted(KINDS))}.")
     if order not in ORDERS:
         raise ValueError(f"unknown order {order!r}; known orders: {', '.join(ORDERS)}.")
+    choices = SLOT_CHOICES.get(kind, (None,))
+    slot = choices[0] if slot is None else slot
+    if slot not in choices:
+        known = " or ".join(map(repr, SLOT_CHOICES.get(kind, ()))) or "none to choose"
+        raise ValueError(f"unknown slot {slot!r} of noise kind {kind!r}; it has {known}.")
     # random.Random drops the sign of a seed: -1 and 1 would silently be one experiment
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or seed < 0:
         raise ValueError(f"the noise seed must be a non-negative integer, got {seed!r}.")
@@ -256,17 +117,22 @@ def corrupt(
     if count > len(free):
         raise ValueError(f"rate {rate} asks for {count} triplets, but only {len(free)} of {n} are untouched.")
 
-    step = Step(kind, float(Fraction(str(rate))), operator.index(seed), bool(within_category), order)
-    request = Request(before, free, count, random.Random(step.seed), order, step.within_category, similarity)
-    columns = {slot: list(getattr(before, _COLUMN[slot])) for slot in SLOTS}
-    touched: dict[str, list[int]] = {slot: [] for slot in SLOTS}
-    for edit in KINDS[kind](request):
+    step = Step(kind, float(Fraction(str(rate))), operator.index(seed), bool(within_category), order, slot)
+    rng = random.Random(step.seed)
+    request = Request(before, free, count, rng, kind, order, slot, step.within_category, similarity)
+    columns = {name: list(getattr(before, COLUMN[name])) for name in SLOTS}
+    touched: dict[str, list[int]] = {name: [] for name in SLOTS}
+    edits = list(KINDS[kind](request)) if count else []
+    edited = [row for edit in edits for row in edit.rows]
+    if not len(edited) == count == len(set(edited).intersection(free)):
+        raise ValueError(f"noise kind {kind!r} must edit {count} different untouched rows, once each.")
+    for edit in edits:
         touched[edit.slot] += edit.rows
         for row, value in zip(edit.rows, edit.values, strict=True):
             columns[edit.slot][row], kinds[row], slots[row] = value, kind, edit.slot
-    after = before.replace(**{_COLUMN[slot]: tuple(column) for slot, column in columns.items()})
-    for slot, rows in touched.items():
-        old, new = _values(before, slot), _values(after, slot)
+    after = before.replace(**{COLUMN[name]: tuple(column) for name, column in columns.items()})
+    for name, rows in touched.items():
+        old, new = comparable(before, name), comparable(after, name)
         changed[rows] = [old[row] != new[row] for row in rows]
 
     original = ledger.original if ledger else before

@@ -17,7 +17,8 @@ def check_parameters(namespace: dict, **defaults) -> dict:
 
     Args:
         namespace: ``globals()`` of the notebook.
-        defaults: the parameters cell once more, as ``NAME=default``; fixes names and types.
+        defaults: the parameters cell once more, as ``NAME=default``; fixes names and types. A default of None stands
+            for True or False that is left to the data set.
 
     Raises:
         ValueError: a name that is not a parameter, a missing one, or a value of another type than its default.
@@ -36,7 +37,10 @@ def check_parameters(namespace: dict, **defaults) -> dict:
         value, expected = namespace[name], type(default)
         if expected is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if type(value) is not expected:
+        if default is None:
+            if value is not None and type(value) is not bool:
+                raise ValueError(f"{name} must be True, False or None, got {value!r}")
+        elif type(value) is not expected:
             raise ValueError(f"{name} must be {expected.__name__} (such as {default!r}), got {value!r}")
         effective[name.lower()] = value
     return effective

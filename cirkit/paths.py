@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
+import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+
+# .<name>.<machine>-<process>-<random>.tmp
+_TEMPORARY = re.compile(r"\..+\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.tmp")
+_A_DAY = 24 * 3600
 
 
 def project_root() -> Path:
@@ -35,16 +44,32 @@ def resolve(path: str | Path) -> Path:
     return path if path.is_absolute() else project_root() / path
 
 
+def check_writable(folder: str | Path) -> None:
+    """Whether ``folder`` could be made and written to; nothing is made.
+
+    Raises:
+        OSError: it could not, in one sentence.
+    """
+    folder = Path(folder)
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"{folder} cannot be a folder: {there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"{folder} cannot be written to: {there} does not permit it")
+
+
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling of ``path``; it takes the name ``path`` on success and vanishes on failure.
 
     The temporary path does not exist yet, so the caller may create a file or a folder there. A finished folder that
-    another process put in place meanwhile is kept and ours is dropped: both hold the same content.
+    another process put in place meanwhile is kept and ours is dropped: both hold the same content. What killed
+    processes left in the folder is removed first.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    _sweep(path.parent)
+    temporary = temporary_path(path)
     try:
         yield temporary
         try:
@@ -53,7 +78,56 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             if not (temporary.is_dir() and path.is_dir()):
                 raise
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+        _remove(temporary)
+
+
+def temporary_path(path: Path) -> Path:
+    """A sibling of ``path`` under a name that nobody else takes, and that is swept once this process is gone."""
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove temporary files and folders whose process is gone, or that nobody wrote to for a day."""
+    for path in folder.glob(".*.tmp"):
+        if match := _TEMPORARY.fullmatch(path.name):
+            machine, process = match.groups()
+            if (machine == _machine() and not _alive(int(process))) or _idle(path) > _A_DAY:
+                with suppress(OSError):  # another user's
+                    _remove(path)
+
+
+@cache
+def _machine() -> str:
+    """Eight hex digits for where process numbers mean the same: this machine, or this container of it."""
+    try:
+        processes = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        processes = ""
+    return hashlib.sha256(f"{platform.node()} {processes}".encode()).hexdigest()[:8]
+
+
+def _alive(process: int) -> bool:
+    if os.name == "nt":  # there, signal 0 is not a question
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _idle(path: Path) -> float:
+    """Seconds since the last write to a file, or to anything in a folder; 0 if it just vanished."""
+    try:
+        return time.time() - max(p.stat().st_mtime for p in (path, *path.rglob("*")))
+    except OSError:
+        return 0.0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

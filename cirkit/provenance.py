@@ -15,11 +15,8 @@ import torch
 from cirkit.paths import project_root
 
 PACKAGES = ("cirkit", "torch", "transformers", "accelerate", "numpy", "scikit-learn", "POT")
-_COMPUTES = (
-    "data", "methods", "backbone", "presets", "towers", "tokens", "noise", "derangement", "features", "scores",
-    "retrieval", "training", "evaluation", "bootstrap",
-)  # fmt: skip
-_SPECTATORS = ("data/report", "data/findings", "methods/__init__")
+# imported by what computes a run, yet without a say in its numbers
+_SPECTATORS = ("data.report", "data.findings", "methods", "provenance", "records")
 
 
 def git_state() -> dict[str, object]:
@@ -49,18 +46,21 @@ def package_versions() -> dict[str, str | None]:
 
 
 def code_fingerprint(method: str | None = None) -> str:
-    """Hash of the package code that computes a run; comments, docstrings and layout do not change it.
+    """Hash of the package code that computes a run: `cirkit.runs` and every module that it imports, however deep.
+
+    Comments, docstrings and layout do not change it.
 
     Args:
-        method: a method's module (``infonce``); other methods' files are then left out.
+        method: a method's module (``infonce``), looked at with what it imports; all methods if None.
     """
     root = Path(__file__).resolve().parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).with_suffix("").as_posix()
-        if name.split("/")[0] not in _COMPUTES or name in _SPECTATORS:
-            continue
-        if name.startswith("methods/") and method is not None and name not in ("methods/base", f"methods/{method}"):
+    names = [path.stem for path in sorted((root / "methods").glob("*.py")) if path.stem != "__init__"]
+    waiting, seen = ["runs", *(f"methods.{name}" for name in ([method] if method else names))], {}
+    while waiting:
+        module = waiting.pop()
+        path = root.joinpath(*module.split(".")).with_suffix(".py")
+        path = path if path.is_file() else path.with_suffix("") / "__init__.py"
+        if module in seen or not path.is_file():
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
@@ -68,7 +68,15 @@ def code_fingerprint(method: str | None = None) -> str:
             if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
                 if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
                     node.body = body[1:]
-        digest.update(f"{name}\n{ast.dump(tree)}\n".encode())
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "cirkit":
+                package = node.module.removeprefix("cirkit").lstrip(".")
+                waiting += [package, *(f"{package}.{alias.name}".lstrip(".") for alias in node.names)]
+            if isinstance(node, ast.Import):
+                waiting += [alias.name[7:] for alias in node.names if alias.name.startswith("cirkit.")]
+        seen[module] = "" if module in _SPECTATORS else ast.dump(tree)
+    digest = hashlib.sha256()
+    for module, code in sorted(seen.items()):
+        digest.update(f"{module}\n{code}\n".encode() if code else b"")
     return digest.hexdigest()[:16]
 
 

@@ -10,73 +10,33 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from cirkit.backbone import Backbone
-from cirkit.data.splits import DATASETS, Data, load_data
+from cirkit.data.splits import Data, load_data
 from cirkit.data.triplets import TripletSet
-from cirkit.evaluation import attribute_accuracy, detection_quality, recall_at, recall_table
+from cirkit.device import check_device
+from cirkit.evaluation import attribute_accuracy, recall_at, recall_table
 from cirkit.features import FeatureStore, build_store
-from cirkit.methods import Method, build_method
+from cirkit.methods import Method, build_method, method_config
 from cirkit.noise import NoisyTriplets, corrupt
-from cirkit.paths import atomic_path, resolve, results_dir
-from cirkit.presets import PRESETS, load_backbone
+from cirkit.paths import atomic_path, check_writable, resolve, results_dir
+from cirkit.presets import PRESETS, load_backbone, read_weights
 from cirkit.provenance import code_fingerprint, provenance
-from cirkit.retrieval import rank_queries
+from cirkit.records import load_metrics
+from cirkit.retrieval import encode_images, encode_queries, rank_queries
+from cirkit.run_parameters import RunParameters
+from cirkit.similarity import own_similarity, similarity_function
+from cirkit.train_scores import detection, detection_by_epoch
 from cirkit.training import CHECKPOINT, TrainConfig, fit
 
 # where things lie or run, and what stands in the effective values in another form: no part of a run's identity
-_PLACES = ("device", "data_root", "image_root", "backbone", "method_options")
-
-
-@dataclass(frozen=True)
-class RunParameters:
-    """The parameters of a run: those of notebook 07 in lower case.
-
-    ``dataset`` is ``garments`` (rendered here) or ``fashioniq`` (any folder in that layout, given by ``data_root``;
-    ``image_root`` if the images lie elsewhere). ``noise_seed`` draws the noise, ``seed`` everything else.
-    ``method_options`` are the typed options of the method. ``device`` is ``auto`` or a torch device.
-    """
-
-    method: str = "infonce"
-    backbone: str = "tiny"
-    dataset: str = "garments"
-    data_root: str = ""
-    image_root: str = ""
-    device: str = "auto"
-    noise_kind: str = "shuffle"
-    noise_rate: float = 0.0
-    noise_seed: int = 42
-    seed: int = 0
-    epochs: int = TrainConfig.epochs
-    batch_size: int = TrainConfig.batch_size
-    lr: float = TrainConfig.lr
-    mixed_precision: str = TrainConfig.mixed_precision
-    caption_mode: str = "first_and_second"
-    gallery_rule: str = "split"
-    exclude_reference: bool = False
-    allow_missing_images: bool = False
-    method_options: dict = field(default_factory=dict)
-
-    def __post_init__(self):
-        for f in dataclasses.fields(self):
-            expected = type(f.default if f.default is not dataclasses.MISSING else f.default_factory())
-            value = getattr(self, f.name)
-            if expected is float and type(value) is int:
-                object.__setattr__(self, f.name, float(value))
-            elif type(value) is not expected:
-                raise ValueError(f"{f.name} must be {expected.__name__}, got {value!r}")
-        if self.dataset not in DATASETS:
-            raise ValueError(f"unknown dataset {self.dataset!r}; known: {', '.join(DATASETS)}")
-        if self.dataset == "fashioniq" and not self.data_root:
-            raise ValueError("dataset 'fashioniq' needs data_root, the folder with captions/ and image_splits/")
+_PLACES = ("device", "data_root", "image_root", "backbone", "exclude_reference", "method_options")
 
 
 class Run:
@@ -89,10 +49,7 @@ class Run:
         self.data = data
         self.noisy = noisy
         self.store = store
-        self.config = TrainConfig(
-            epochs=parameters.epochs, batch_size=parameters.batch_size, lr=parameters.lr,
-            mixed_precision=parameters.mixed_precision, seed=parameters.seed,
-        )  # fmt: skip
+        self.config = train_config(parameters)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(parameters.seed)
             self.method: Method = build_method(parameters.method, backbone, **parameters.method_options)
@@ -121,23 +78,27 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the record of this run is complete."""
-        return (self.folder / "metrics.json").is_file()
+        """Whether the record of this run is complete: there, readable, and of this run."""
+        try:
+            return load_metrics(self.folder)["run_id"] == self.id
+        except ValueError:
+            return False
 
     def fit(self, progress: bool = True) -> pd.DataFrame:
         """Train, resuming where an interrupted run stopped; the history is kept beside the run."""
-        clean = self.noisy.ledger.clean
+        ledger = self.noisy.ledger
 
-        def each_epoch(epoch: int, method: Method) -> dict[str, float]:
+        def each_epoch(epoch: int, method: Method, observed: dict[str, np.ndarray]) -> dict[str, float]:
+            numbers = detection_by_epoch(observed, self.noisy)
             if (self.config.epochs - 1 - epoch) % max(self.config.epochs // 4, 1):
-                return {}
+                return numbers
             ranks = rank_queries(method, self.data.choose, self.store)
             recalls = {k: 100 * recall_at(ranks.better, ranks.tied, k) for k in (1, 10)}
             by_category = {k: pd.Series(v).groupby(ranks.category).mean().mean() for k, v in recalls.items()}
-            return {f"{self.data.choose.split}_R@{k}": float(v) for k, v in by_category.items()}
+            return numbers | {f"{self.data.choose.split}_R@{k}": float(v) for k, v in by_category.items()}
 
         history = fit(
-            self.method, self.noisy.triplets, self.store, self.config, self.folder, clean, each_epoch, progress
+            self.method, self.noisy.triplets, self.store, self.config, self.folder, ledger.clean, each_epoch, progress
         )
         with atomic_path(self.folder / "history.csv") as path:
             history.to_csv(path, index=False)
@@ -154,12 +115,28 @@ class Run:
                 agreement["metric"] = "top-1 " + agreement.pop("attribute")
                 table = pd.concat([table, agreement.assign(category="all")], ignore_index=True)
             tables.append(table.assign(split=split))
+        scores = self.train_similarity()
+        ledger = self.noisy.ledger
+        ranks["train"] = pd.DataFrame({"row": np.arange(len(scores)), "similarity": scores, "noisy": ledger.changed})
+        if ledger.changed.any():
+            found = detection(scores, self.noisy).rename(columns={"kind": "category"})
+            tables.append(found.assign(metric=found.metric + " similarity", split="train"))
         return pd.concat(tables, ignore_index=True), ranks
+
+    def train_similarity(self) -> np.ndarray:
+        """s_ii of every training triplet as it stands in the noisy set, [n] float32, by the model as it is now."""
+        train, parts = self.noisy.triplets, []
+        for start in range(0, len(train), 512):
+            part = train.select(range(start, min(start + 512, len(train))))
+            queries = encode_queries(self.method, part, self.store)
+            parts.append(own_similarity(queries, encode_images(self.method, part.targets, self.store)).cpu().numpy())
+        return np.concatenate(parts)
 
     def record(self, metrics: pd.DataFrame, ranks: dict[str, pd.DataFrame]) -> Path:
         """Write ranks, weights and, last of all, ``metrics.json``; returns its path."""
         for split, table in ranks.items():
-            with atomic_path(self.folder / f"ranks_{split}.csv") as path:
+            name = "scores_train.csv" if split == "train" else f"ranks_{split}.csv"
+            with atomic_path(self.folder / name) as path:
                 table.to_csv(path, index=False)
         with atomic_path(self.folder / "model.safetensors") as path:
             save_file({k: v.contiguous().cpu() for k, v in self.method.trained_state().items()}, path)
@@ -171,7 +148,7 @@ class Run:
             "noise": {"nominal": ledger.nominal_rate, "realised": ledger.realised_rate},
             "choose_on": self.data.choose.split,
             "report_on": self.data.report.split,
-            "comparable": all(t.dropped_images == 0 for t in (self.data.train, *self.data.splits.values())),
+            "comparable": all(t.comparable for t in (self.data.train, *self.data.splits.values())),
             "model_selection": "last epoch",
             "provenance": provenance(),
             "metrics": metrics.astype(object).where(metrics.notna(), None).to_dict("records"),
@@ -187,12 +164,29 @@ class Run:
         Raises:
             ValueError: the folder's files do not fit this run.
         """
-        self.method.load_trained_state(load_file(self.folder / "model.safetensors"), str(self.folder))
+        self.method.load_trained_state(read_weights(self.folder / "model.safetensors"), str(self.folder))
         return load_metrics(self.folder)
+
+    def copy_record(self, target: str | Path) -> Path:
+        """Copy the record of this finished run to ``target``, with the parameters it was asked for.
+
+        They can differ from those it was trained with only where they do not matter, as the kind of a noise at rate 0.
+        """
+        record = load_metrics(self.folder) | {"parameters": dataclasses.asdict(self.parameters)}
+        with atomic_path(Path(target)) as path:
+            path.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+        return Path(target)
 
     def history(self) -> pd.DataFrame:
         """History of a finished run, one row an epoch."""
         return pd.read_csv(self.folder / "history.csv")
+
+
+def train_config(p: RunParameters) -> TrainConfig:
+    """The optimisation settings of a run; raises ValueError for those out of range."""
+    return TrainConfig(
+        epochs=p.epochs, batch_size=p.batch_size, lr=p.lr, mixed_precision=p.mixed_precision, seed=p.seed
+    )
 
 
 def _content(triplets: TripletSet) -> str:
@@ -207,7 +201,10 @@ def prepare(progress: bool = True, **parameters) -> Run:
         TypeError: unknown parameter name. ValueError, DataError: one sentence naming what is wrong.
     """
     p = RunParameters(**parameters)
-    device = p.device if p.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    train_config(p)
+    method_config(p.method, **p.method_options)
+    check_writable(results_dir())
+    device = check_device(p.device, p.mixed_precision)
     backbone = load_backbone(p.backbone if p.backbone in PRESETS else str(resolve(p.backbone)), device)
     data = load_data(
         p.dataset,
@@ -230,8 +227,9 @@ def prepare(progress: bool = True, **parameters) -> Run:
             ids -= set(gone)
     elif data.images.missing(sorted(ids)):
         data.images.check(groups, progress=progress)
-    noisy = corrupt(data.train, p.noise_rate, p.noise_kind, p.noise_seed)
     store = build_store(backbone, data.images, sorted(ids), progress=progress)
+    alike = similarity_function(backbone, store)
+    noisy = corrupt(data.train, p.noise_rate, p.noise_kind, p.noise_seed, similarity=alike)
     return Run(p, data, noisy, store, backbone)
 
 
@@ -246,43 +244,6 @@ def train_or_load(progress: bool = True, **parameters) -> Run:
     return run
 
 
-def load_metrics(folder: str | Path) -> dict:
-    """``metrics.json`` of a run folder, or a copy of one.
-
-    Raises:
-        ValueError: missing or unreadable, naming the file.
-    """
-    path = Path(folder)
-    path = path / "metrics.json" if path.is_dir() else path
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a finished run's record: {error}") from None
-
-
-def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
-    """Metrics of finished runs (their folders or records) as one table; every row carries what it was made with."""
-    frames = []
-    for record in records:
-        run = load_metrics(record)
-        frame = pd.DataFrame(run["metrics"])
-        p, origin = run["parameters"], run["provenance"]
-        for name in ("method", "backbone", "noise_kind", "noise_rate", "noise_seed", "seed", "caption_mode",
-                     "gallery_rule", "exclude_reference", "epochs"):  # fmt: skip
-            frame[name] = p[name]
-        frame["dataset"] = run["effective"]["protocols"][0]["dataset"]
-        frame["variant"] = run["effective"]["method_config"]["variant"]
-        frame["realised_rate"] = run["noise"]["realised"]
-        frame["reported"] = frame.split == run["report_on"]
-        frame["comparable"] = run["comparable"]
-        frame["run_id"] = run["run_id"]
-        frame["code"] = run["effective"]["code"]
-        frame["commit"] = origin["commit"]
-        frame["versions"] = json.dumps(origin["versions"])
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
 def attribute_chance(truth: pd.DataFrame, triplets: TripletSet) -> dict[str, float]:
     """In percent, how often an image drawn blindly from the gallery has the target's attribute: chance level of
     :func:`cirkit.evaluation.attribute_accuracy`, with "all" for the whole vector."""
@@ -293,8 +254,3 @@ def attribute_chance(truth: pd.DataFrame, triplets: TripletSet) -> dict[str, flo
         same = [images == row for row in truth.loc[own].to_numpy()]
         shares += [np.append(s.mean(axis=0), s.all(axis=1).mean()) for s in same]
     return dict(zip([*truth.columns, "all"], (100 * np.mean(shares, axis=0)).tolist(), strict=True))
-
-
-def detection(scores: np.ndarray, noisy: NoisyTriplets) -> pd.DataFrame:
-    """How well scores (high = clean) find the noisy rows: AUROC and average precision per noise kind."""
-    return detection_quality(-np.asarray(scores), ~noisy.ledger.clean, noisy.ledger.kind)

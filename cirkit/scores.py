@@ -1,30 +1,39 @@
 """Scores of composed queries against target tokens, and what evaluation needs of them: ranks and best hits.
 
-Letters: B queries, G gallery images, N tokens per image, D dimensions. Matrices are [query, target].
+Letters: B queries, G gallery images, N tokens per image, D dimensions, M members of a small set. Matrices are
+[query, target].
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from cirkit.ranks import (
+    Ranks,
+    as_tensor,
+    check_indices,
+    count_better,
+    make_ranks,
+    ranks_from_similarity,
+    ranks_in_subsets,
+    refuse_non_finite,
+)
 
-class Ranks(NamedTuple):
-    """Where each query's target stands, without deciding ties.
-
-    Attributes:
-        better: long [B], candidates that score higher than the target.
-        tied: long [B], other candidates that score exactly as the target.
-        candidates: long [B], images ranked for the query, the target among them.
-    """
-
-    better: Tensor
-    tied: Tensor
-    candidates: Tensor
+__all__ = [
+    "Ranks",
+    "max_over_tokens",
+    "member_scores",
+    "rank_and_top_k",
+    "rank_members",
+    "rank_targets",
+    "ranks_from_similarity",
+    "ranks_in_subsets",
+    "top_k",
+]
 
 
 def max_over_tokens(queries: Tensor, targets: Tensor) -> Tensor:
@@ -52,58 +61,6 @@ def max_over_tokens(queries: Tensor, targets: Tensor) -> Tensor:
         return torch.einsum("bd,gnd->bgn", queries.to(dtype), targets.to(dtype)).amax(dim=2)
 
 
-def ranks_from_similarity(similarity: Any, target_index: Any, exclude_index: Any = None) -> Ranks:
-    """Ranks from a whole similarity matrix, comparing its numbers exactly as they are.
-
-    The last bits of a matrix product can depend on a column's position, so that two equal images may differ
-    there by a rounding error; `rank_targets` is free of that.
-
-    Args:
-        similarity: [B,G].
-        target_index: [B] column of each query's target.
-        exclude_index: [B] column taken out of each query's ranking (its reference), -1 for none.
-
-    Raises:
-        ValueError: NaN or infinite scores, indices out of range, or a query whose target is excluded.
-    """
-    similarity = _tensor(similarity)
-    if similarity.ndim != 2:
-        raise ValueError(f"similarity must be [queries, targets], got shape {tuple(similarity.shape)}.")
-    target, exclude = _check_indices(target_index, exclude_index, *similarity.shape, similarity.device)
-    _refuse_non_finite((~torch.isfinite(similarity)).sum(), similarity.numel())
-    own = similarity.gather(1, target[:, None])
-    better, tied = _count(similarity, own, target, exclude, start=0)
-    return _ranks(better, tied, exclude, similarity.shape[1])
-
-
-def ranks_in_subsets(similarity: Any, target_index: Any, subset_index: Any, exclude_index: Any = None) -> Ranks:
-    """Ranks among a small candidate set per query, as CIRR's subset recall takes them.
-
-    In CIRR the reference is one of the six members of every set; leaving it out is what makes chance level R@1 = 0.2.
-
-    Args:
-        similarity: [B,G].
-        target_index, exclude_index: [B] as in `ranks_from_similarity`; an excluded image may be outside the set.
-        subset_index: [B,M] columns of each query's members, the target among them.
-
-    Raises:
-        ValueError: as `ranks_from_similarity`, or a set that repeats a member or lacks its target.
-    """
-    similarity, members = _tensor(similarity), _tensor(subset_index)
-    target, exclude = _check_indices(target_index, exclude_index, *similarity.shape, similarity.device)
-    if members.ndim != 2 or len(members) != len(similarity):
-        raise ValueError(f"subset_index must be [{len(similarity)}, M], got shape {tuple(members.shape)}.")
-    ordered = members.sort(dim=1).values
-    own = members == target[:, None]
-    wrong = torch.nonzero((ordered.diff(dim=1) == 0).any(dim=1) | ~own.any(dim=1))[:, 0].tolist()
-    if wrong:
-        raise ValueError(f"the subset of query {wrong[0]} repeats a member or lacks its target; {len(wrong)} do so.")
-    left_out = members == exclude[:, None]
-    place = torch.where(left_out.any(dim=1), left_out.int().argmax(dim=1), -1)
-    return ranks_from_similarity(similarity.gather(1, members), own.int().argmax(dim=1), place)
-
-
-@torch.no_grad()
 def rank_targets(
     queries: Tensor, targets: Tensor, target_index: Any, exclude_index: Any = None, chunk: int = 512
 ) -> Ranks:
@@ -126,26 +83,9 @@ def rank_targets(
         ValueError: other shapes, NaN or infinite scores (with their number), indices out of range, or a query
             whose target is excluded.
     """
-    _check_shapes(queries, targets)
-    count, size = len(queries), len(targets)
-    queries = _float64(queries)
-    target, exclude = _check_indices(target_index, exclude_index, count, size, queries.device)
-    own = torch.empty(count, 1, device=queries.device)
-    for start, stop in _blocks(count, chunk):
-        tokens = targets[target[start:stop].to(targets.device)].to(queries.device, torch.float64)
-        own[start:stop, 0] = torch.einsum("bd,bnd->bn", queries[start:stop], tokens).amax(dim=1).float()
-    better, tied = torch.zeros_like(target), torch.zeros_like(target)
-    non_finite = torch.zeros((), dtype=torch.long, device=queries.device)
-    for rows, first, scores in _score_blocks(queries, targets, chunk):
-        non_finite += (~torch.isfinite(scores)).any(dim=2).sum()
-        counts = _count(scores.amax(dim=2), own[rows], target[rows], exclude[rows], first)
-        better[rows] += counts[0]
-        tied[rows] += counts[1]
-    _refuse_non_finite(non_finite, count * size)
-    return _ranks(better, tied, exclude, size)
+    return _scan(queries, targets, target_index, exclude_index, 0, chunk)[0]
 
 
-@torch.no_grad()
 def top_k(
     queries: Tensor, targets: Tensor, k: int, exclude_index: Any = None, chunk: int = 512
 ) -> tuple[Tensor, Tensor]:
@@ -159,31 +99,110 @@ def top_k(
     Raises:
         ValueError: as `rank_targets`, or k is not between 1 and the number of candidates.
     """
+    return _scan(queries, targets, None, exclude_index, k, chunk)[1:]
+
+
+def rank_and_top_k(
+    queries: Tensor, targets: Tensor, target_index: Any, k: int, exclude_index: Any = None, chunk: int = 512
+) -> tuple[Ranks, Tensor, Tensor]:
+    """What `rank_targets` and `top_k` give, with each score computed once."""
+    return _scan(queries, targets, target_index, exclude_index, k, chunk)
+
+
+@torch.no_grad()
+def member_scores(queries: Tensor, targets: Tensor, member_index: Any, chunk: int = 256) -> Tensor:
+    """Scores of each query's own small set of images, as exact as in `rank_targets`.
+
+    Args:
+        queries: [B,D].
+        targets: [G,N,D].
+        member_index: [B,M] positions in `targets`, -1 for none where a set has fewer than M members.
+        chunk: queries per block.
+
+    Returns:
+        float32 [B,M] on the queries' device, -inf where there is no member.
+
+    Raises:
+        ValueError: other shapes, positions out of range, NaN or infinite scores.
+    """
+    _check_shapes(queries, targets)
+    queries, members = _float64(queries), as_tensor(member_index)
+    if members.ndim != 2 or len(members) != len(queries) or members.is_floating_point():
+        raise ValueError(f"member_index must hold integers [{len(queries)}, M], got {list(members.shape)}.")
+    if ((members < -1) | (members >= len(targets))).any():
+        raise ValueError(f"member_index has positions outside the gallery of {len(targets)} images.")
+    members = members.to(queries.device, torch.long)
+    scores = torch.empty(members.shape, device=queries.device)
+    for start, stop in _blocks(len(queries), chunk):
+        tokens = targets[members[start:stop].clamp(min=0).to(targets.device)].to(queries.device, torch.float64)
+        scores[start:stop] = torch.einsum("bd,bmnd->bmn", queries[start:stop], tokens).amax(dim=2).float()
+    refuse_non_finite((~torch.isfinite(scores)).sum(), scores.numel())
+    return scores.masked_fill(members < 0, -torch.inf)
+
+
+def rank_members(queries: Tensor, targets: Tensor, target_index: Any, member_index: Any) -> Ranks:
+    """Rank each query's target within its own small set (CIRR's subset, without the reference).
+
+    Args:
+        queries, targets, member_index: as in `member_scores`; members of a set are distinct.
+        target_index: [B] position in `targets` of each query's target, one of its members.
+
+    Raises:
+        ValueError: as `member_scores`, or a target that is not among the members.
+    """
+    scores = member_scores(queries, targets, member_index)
+    members = as_tensor(member_index).to(scores.device)
+    own = members == as_tensor(target_index).to(scores.device)[:, None]
+    lacking = torch.nonzero(own.sum(dim=1) != 1)[:, 0].tolist()
+    if lacking:
+        raise ValueError(f"the set of query {lacking[0]} does not hold its target once; {len(lacking)} do not.")
+    others, value = ~own & (members >= 0), scores[own][:, None]
+    better, tied = ((scores > value) & others).sum(dim=1), ((scores == value) & others).sum(dim=1)
+    return Ranks(better.cpu(), tied.cpu(), (members >= 0).sum(dim=1).cpu())
+
+
+@torch.no_grad()
+def _scan(
+    queries: Tensor, targets: Tensor, target_index: Any, exclude_index: Any, k: int, chunk: int
+) -> tuple[Ranks | None, Tensor, Tensor]:
+    """Ranks of the targets, if there is a `target_index`, and the best k, if k or no `target_index` is given."""
     _check_shapes(queries, targets)
     count, size = len(queries), len(targets)
     queries = _float64(queries)
-    _, exclude = _check_indices(None, exclude_index, count, size, queries.device)
+    device = queries.device
+    target, exclude = check_indices(target_index, exclude_index, count, size, device)
     candidates = size - int((exclude >= 0).any())
-    if not 1 <= k <= candidates:
+    if not int(target_index is None) <= k <= candidates:
         raise ValueError(f"k must lie between 1 and the {candidates} candidates, got {k}.")
-    values = torch.empty(count, 0, device=queries.device)
-    indices = torch.empty(count, 0, dtype=torch.long, device=queries.device)
-    best = {start: (values[start:stop], indices[start:stop]) for start, stop in _blocks(count, chunk)}
-    non_finite = torch.zeros((), dtype=torch.long, device=queries.device)
+    own = torch.empty(count, 1, device=device)
+    for start, stop in _blocks(count if target_index is not None else 0, chunk):
+        tokens = targets[target[start:stop].to(targets.device)].to(device, torch.float64)
+        own[start:stop, 0] = torch.einsum("bd,bnd->bn", queries[start:stop], tokens).amax(dim=1).float()
+    better, tied = torch.zeros_like(target), torch.zeros_like(target)
+    values, places = torch.empty(count, 0, device=device), torch.empty(count, 0, dtype=torch.long, device=device)
+    best = {start: (values[start:stop], places[start:stop]) for start, stop in _blocks(count, chunk)}
+    non_finite = torch.zeros((), dtype=torch.long, device=device)
     for rows, first, tokens in _score_blocks(queries, targets, chunk):
         non_finite += (~torch.isfinite(tokens)).any(dim=2).sum()
-        positions = torch.arange(first, first + tokens.shape[1], device=queries.device)
-        scores = tokens.amax(dim=2).masked_fill(positions == exclude[rows, None], -torch.inf)
-        values, indices = best[rows.start]
-        values = torch.cat([values, scores], dim=1)
-        indices = torch.cat([indices, positions.expand(len(scores), -1)], dim=1)
-        # earlier positions stand to the left in every round, so a stable sort keeps ties in gallery order
-        values, order = values.sort(dim=1, descending=True, stable=True)
-        best[rows.start] = values[:, :k], indices.gather(1, order[:, :k])
-    _refuse_non_finite(non_finite, count * size)
+        scores = tokens.amax(dim=2)
+        if target_index is not None:
+            counts = count_better(scores, own[rows], target[rows], exclude[rows], first)
+            better[rows] += counts[0]
+            tied[rows] += counts[1]
+        if k:
+            positions = torch.arange(first, first + scores.shape[1], device=device)
+            scores = scores.masked_fill(positions == exclude[rows, None], -torch.inf)
+            values, places = best[rows.start]
+            values = torch.cat([values, scores], dim=1)
+            places = torch.cat([places, positions.expand(len(scores), -1)], dim=1)
+            # earlier positions stand to the left in every round, so a stable sort keeps ties in gallery order
+            values, order = values.sort(dim=1, descending=True, stable=True)
+            best[rows.start] = values[:, :k], places.gather(1, order[:, :k])
+    refuse_non_finite(non_finite, count * size)
+    ranks = None if target_index is None else make_ranks(better, tied, exclude, size)
     if not best:
-        return torch.empty(0, k), torch.empty(0, k, dtype=torch.long)
-    return tuple(torch.cat(parts).cpu() for parts in zip(*best.values(), strict=True))
+        return ranks, torch.empty(0, k), torch.empty(0, k, dtype=torch.long)
+    return ranks, *(torch.cat(parts).cpu() for parts in zip(*best.values(), strict=True))
 
 
 def _score_blocks(queries: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[slice, int, Tensor]]:
@@ -193,13 +212,6 @@ def _score_blocks(queries: Tensor, targets: Tensor, chunk: int) -> Iterator[tupl
         for start, stop in _blocks(len(queries), chunk):
             scores = queries[start:stop] @ tokens.flatten(0, 1).T
             yield slice(start, stop), first, scores.float().unflatten(1, tokens.shape[:2])
-
-
-def _tensor(values: Any) -> Tensor:
-    if isinstance(values, Tensor):
-        return values
-    values = np.asarray(values)
-    return torch.tensor(values if values.size else values.astype(np.int64))
 
 
 def _blocks(total: int, chunk: int) -> Iterator[tuple[int, int]]:
@@ -212,51 +224,7 @@ def _float64(queries: Tensor) -> Tensor:
     return queries.to("cpu" if queries.device.type == "mps" else queries.device, torch.float64)
 
 
-def _count(scores: Tensor, own: Tensor, target: Tensor, exclude: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """How many of the scores [b,g], of gallery positions from `start` on, are above and equal `own` [b,1]."""
-    positions = torch.arange(start, start + scores.shape[1], device=scores.device)
-    others = (positions != target[:, None]) & (positions != exclude[:, None])
-    return ((scores > own) & others).sum(dim=1), ((scores == own) & others).sum(dim=1)
-
-
-def _ranks(better: Tensor, tied: Tensor, exclude: Tensor, size: int) -> Ranks:
-    return Ranks(better.cpu(), tied.cpu(), (size - (exclude >= 0).long()).cpu())
-
-
 def _check_shapes(queries: Tensor, targets: Tensor) -> None:
     if queries.ndim != 2 or targets.ndim != 3 or queries.shape[1] != targets.shape[2] or 0 in targets.shape:
         shapes = f"{list(queries.shape)} and {list(targets.shape)}"
         raise ValueError(f"need queries [B,D] and targets [G,N,D] with G, N and D at least 1, got {shapes}.")
-
-
-def _check_indices(
-    target_index: Any, exclude_index: Any, count: int, size: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Both indices as long [B] on `device`; a missing one is all -1."""
-    checked = []
-    for name, index, lowest in (("target_index", target_index, 0), ("exclude_index", exclude_index, -1)):
-        if index is None:
-            checked.append(torch.full((count,), -1, device=device))
-            continue
-        index = _tensor(index)
-        if index.shape != (count,) or index.is_floating_point() or index.dtype == torch.bool:
-            raise ValueError(f"{name} must hold {count} integers, got {list(index.shape)} of {index.dtype}.")
-        index = index.to(device, torch.long)
-        wrong = torch.nonzero((index < lowest) | (index >= size))[:, 0].tolist()
-        if wrong:
-            value = int(index[wrong[0]])
-            raise ValueError(f"{name} of query {wrong[0]} is {value}, outside the gallery of {size} images.")
-        checked.append(index)
-    target, exclude = checked
-    same = torch.nonzero((target == exclude) & (target >= 0))[:, 0].tolist()
-    if same:
-        raise ValueError(
-            f"query {same[0]} excludes its own target (gallery position {int(target[same[0]])}) as reference,"
-            f" and {len(same)} of {count} queries do so."
-        )
-    return target, exclude
-
-
-def _refuse_non_finite(bad: Tensor, total: int) -> None:
-    if bad:
-        raise ValueError(f"{int(bad):,} of {total:,} scores are NaN or infinite; no ranking is made of them.")

@@ -1,33 +1,27 @@
-"""Tables and the figure index, made from the records of runs.
-
-``python -m cirkit.tables results/study`` writes the tables of a study and compares them with the committed ones;
-``--publish`` makes a study the committed record: results/reference/, figures/ and the table in README.md.
-"""
+"""Tables from the tidy metrics of many runs: means over seeds, every seed, paired differences, detection quality."""
 
 from __future__ import annotations
 
-import argparse
-import html
-import json
-import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from cirkit.data.triplets import DataError
-from cirkit.paths import atomic_path, project_root, resolve
-from cirkit.plots import recall_by_rate, save, set_style
-from cirkit.runs import tidy
+from cirkit.bootstrap import paired_bootstrap
+from cirkit.data.annotations import DataError
+from cirkit.evaluation import recall_at
+from cirkit.paths import results_dir
+from cirkit.records import KEYS, tidy
 
-BEGIN, END = "<!-- results: written by make reference -->", "<!-- end of results -->"
-KEYS = ["dataset", "method", "variant", "backbone", "noise_kind", "noise_rate"]
+HEADLINE = ("R@1", "R@10", "Rs@1", "top-1 all")
+_SHOWN = ("dataset", "method", "noise_kind", "noise_rate")
 
 
 def collect(folder: Path) -> pd.DataFrame:
     """Tidy metrics of all records ``<folder>/runs/*.json``.
 
     Raises:
-        DataError: no record there.
+        DataError: no record there, or records that disagree.
     """
     records = sorted((folder / "runs").glob("*.json"))
     if not records:
@@ -35,19 +29,58 @@ def collect(folder: Path) -> pd.DataFrame:
     return tidy(records)
 
 
-def summarise(table: pd.DataFrame, metrics: tuple[str, ...] = ("R@1", "R@10", "top-1 all")) -> pd.DataFrame:
+def shown_keys(table: pd.DataFrame) -> list[str]:
+    """The keys of a setting that a reader needs: what always counts, and whatever differs within the table."""
+    return [key for key in KEYS if key in _SHOWN or table[key].nunique() > 1]
+
+
+def reported(table: pd.DataFrame, metrics: tuple[str, ...]) -> pd.DataFrame:
+    """Rows of the reported split, averaged over categories, for some metrics."""
+    return table[table.reported & table.category.isin(["mean", "all"]) & table.metric.isin(metrics)]
+
+
+def summarise(table: pd.DataFrame, metrics: tuple[str, ...] = HEADLINE) -> pd.DataFrame:
     """One row per setting, one column per metric: "value [low, high]" of the reported split, mean over seeds.
 
-    Intervals come from resampling queries, averaged over the seeds; ``seeds`` says how many there are.
+    Intervals come from resampling queries, averaged over the seeds, which are listed; ± is the standard deviation
+    over seeds, where there are at least two.
     """
-    rows = table[table.reported & table.category.isin(["mean", "all"]) & table.metric.isin(metrics)]
+    rows, shown = reported(table, metrics), shown_keys(table)
+    metrics = [metric for metric in metrics if (rows.metric == metric).any()]
     out = []
     for key, part in rows.groupby(KEYS, sort=True):
-        row = dict(zip(KEYS, key, strict=True)) | {"seeds": part.seed.nunique(), "n": int(part.n.max())}
+        row = {name: value for name, value in zip(KEYS, key, strict=True) if name in shown}
+        row |= {"seeds": " ".join(map(str, sorted(part.seed.unique()))), "n": int(part.n.max())}
         for metric in metrics:
             m = part[part.metric == metric]
-            row[metric] = f"{m.value.mean():.1f} [{m.low.mean():.1f}, {m.high.mean():.1f}]" if len(m) else "–"
+            spread = f" ±{m.value.std():.1f}" if len(m) > 1 else ""
+            cell = f"{m.value.mean():.1f}{spread} [{m.low.mean():.1f}, {m.high.mean():.1f}]"
+            row[metric] = cell if len(m) else "–"
         out.append(row)
+    return pd.DataFrame(out)
+
+
+def every_seed(table: pd.DataFrame, metric: str = "R@1") -> pd.DataFrame:
+    """One row per setting, one column per seed."""
+    shown = shown_keys(table)
+    wide = reported(table, (metric,)).pivot_table(index=shown, columns="seed", values="value")
+    return wide.round(1).astype(object).where(wide.notna(), "").add_prefix("seed ").reset_index()
+
+
+def detection_table(table: pd.DataFrame) -> pd.DataFrame:
+    """AUROC and average precision of s_ii after training for every noise kind, mean over seeds; ± over seeds.
+
+    ``chance`` is the share of noisy rows, which is what average precision is to be read against; AUROC has 0.5.
+    """
+    rows = table[table.metric.isin(["AUROC similarity", "AP similarity"]) & (table.category == table.noise_kind)]
+    out = []
+    for key, part in rows.groupby(KEYS, sort=True):
+        row = {name: value for name, value in zip(KEYS, key, strict=True) if name in shown_keys(table)}
+        for metric in ("AUROC similarity", "AP similarity"):
+            m = part[part.metric == metric]
+            spread = f" ±{m.value.std():.3f}" if len(m) > 1 else ""
+            row[metric] = f"{m.value.mean():.3f}{spread}"
+        out.append(row | {"chance": f"{(part.n_noisy / part.n).mean():.3f}", "seeds": part.seed.nunique()})
     return pd.DataFrame(out)
 
 
@@ -60,96 +93,51 @@ def compare(table: pd.DataFrame, reference: pd.DataFrame, metric: str = "R@1") -
     return both.assign(difference=both.value - both.value_expected)
 
 
-def write_tables(folder: Path) -> None:
-    """``results.csv``, ``summary.md`` and, where a reference is committed, ``difference.csv`` in ``folder``."""
-    table = collect(folder)
-    summary = summarise(table)
-    with atomic_path(folder / "results.csv") as path:
-        table.to_csv(path, index=False, lineterminator="\n")
-    with atomic_path(folder / "summary.md") as path:
-        path.write_text(summary.to_markdown(index=False) + "\n")
-    print(summary.to_string(index=False))
-    if table.code.nunique() > 1:
-        print("Note: these runs were made by different versions of the code; `make clean` starts afresh.")
-    reference = project_root() / "results" / "reference" / "results.csv"
-    if reference.is_file():
-        difference = compare(table, pd.read_csv(reference))
-        with atomic_path(folder / "difference.csv") as path:
-            difference.to_csv(path, index=False, lineterminator="\n")
-        print("\nR@1, test, obtained beside the committed reference:")
-        for row in difference.itertuples():
-            print(
-                f"  {row.method:10s} {row.noise_kind} {row.noise_rate:<4g} seed {row.seed}: {row.value:6.2f}  "
-                f"expected {row.value_expected:6.2f}  difference {row.difference:+.2f}"
-            )
-    set_style()
-    figure = recall_by_rate(table[table.reported & (table.dataset == table.dataset.iloc[0])])
-    save(
-        figure,
-        "07_recall_by_rate",
-        see="How fast R@1 falls as more training triplets are wrong.",
-        folder=folder / "figures",
+def paired(table: pd.DataFrame, baseline: str = "infonce", k: int = 1, runs: Path | None = None) -> pd.DataFrame:
+    """Difference in R@k between each method and a baseline on the same queries, noise and seeds.
+
+    Within a seed the queries' differences are resampled (95 % interval, macro average over categories). The row of
+    seed "mean" does so with each query's mean over the seeds that both have, and ``sd`` is the standard deviation of
+    the difference over these seeds: the first says how far other queries could move it, the second how far other
+    seeds could.
+
+    Args:
+        table: tidy metrics.
+        runs: folder of the runs, with their ranks per query; ``<results>/runs`` by default. Runs without are left out.
+    """
+    runs = results_dir() / "runs" if runs is None else runs
+    own = ["method", "variant", "options"]
+    settings = [key for key in KEYS if key not in own]
+    columns = [*own, *settings, "noise_seed", "seed", "run_id", "split"]
+    rows = table[table.reported & (table.metric == f"R@{k}") & (table.category == "mean")][columns]
+    hits = {(r.run_id, r.split): _hits(runs / r.run_id / f"ranks_{r.split}.csv", k) for r in rows.itertuples()}
+    rows = rows[[len(hits[r.run_id, r.split]) > 0 for r in rows.itertuples()]]
+    both = rows[rows.method != baseline].merge(
+        rows[rows.method == baseline], on=[*settings, "noise_seed", "seed", "split"], suffixes=("", "_baseline")
     )
-    write_index(folder / "figures")
+    out = []
+    for key, part in both.groupby([*own, *settings], sort=True):
+        named = {name: value for name, value in zip([*own, *settings], key, strict=True) if name in shown_keys(table)}
+        a, b = ([hits[i, s] for i, s in zip(part[c], part.split, strict=True)] for c in ("run_id", "run_id_baseline"))
+        groups = a[0].index
+        differences = []
+        for seed, ours, theirs in zip(part.seed, a, b, strict=True):
+            interval = paired_bootstrap(ours.to_numpy(), theirs.to_numpy(), groups)
+            differences.append(interval.value)
+            out.append(named | {"against": baseline, "seed": str(seed), **_cells(interval)})
+        interval = paired_bootstrap(np.mean(a, axis=0), np.mean(b, axis=0), groups)
+        sd = float(np.std(differences, ddof=1)) if len(differences) > 1 else np.nan
+        out.append(named | {"against": baseline, "seed": "mean", **_cells(interval), "sd": sd})
+    return pd.DataFrame(out)
 
 
-def write_index(folder: Path) -> None:
-    """``index.html``: every figure of a folder with one line on what to see."""
-    cards = []
-    for picture in sorted(folder.glob("*.png")):
-        note = json.loads(picture.with_suffix(".json").read_text())
-        cards.append(
-            f'<figure><a href="{picture.stem}.svg"><img src="{picture.name}" alt="{html.escape(note["alt"])}"></a>'
-            f"<figcaption><b>{html.escape(picture.stem)}</b> {html.escape(note['see'])}</figcaption></figure>"
-        )
-    if not cards:
-        return
-    style = (
-        ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;"
-        "padding:0 1rem}figure{margin:2rem 0}img{max-width:100%;height:auto;background:#fff}"
-        "figcaption{margin-top:.5rem}"
-    )
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cirkit: figures</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head><body>'
-        f"<h1>Figures</h1><p>Written by the notebooks; each with what to see.</p>{''.join(cards)}</body></html>\n"
-    )
-    with atomic_path(folder / "index.html") as path:
-        path.write_text(page)
+def _cells(interval) -> dict[str, float]:
+    return {"difference": interval.value, "low": interval.low, "high": interval.high, "n": interval.n}
 
 
-def publish(folder: Path) -> None:
-    """Make a study the committed record: tables, executed notebooks, figures, and the table in README.md."""
-    root = project_root()
-    reference = root / "results" / "reference"
-    reference.mkdir(parents=True, exist_ok=True)
-    summary = summarise(collect(folder))
-    for source, target in ((folder / "notebooks", reference / "notebooks"), (folder / "figures", root / "figures")):
-        if source.is_dir():
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(source, target)
-    for name in ("results.csv", "summary.md"):
-        shutil.copy(folder / name, reference / name)
-    readme = (root / "README.md").read_text()
-    if BEGIN not in readme or END not in readme:
-        raise DataError(f"README.md lacks the lines {BEGIN!r} and {END!r}, between which the table goes")
-    head, rest = readme.split(BEGIN)
-    tail = rest.split(END)[1]
-    with atomic_path(root / "README.md") as path:
-        path.write_text(f"{head}{BEGIN}\n\n{summary.to_markdown(index=False)}\n\n{END}{tail}")
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Command line of this module."""
-    parser = argparse.ArgumentParser(prog="python -m cirkit.tables", description=__doc__)
-    parser.add_argument("folder", help="a study: the folder with runs/, notebooks/ and figures/")
-    parser.add_argument("--publish", action="store_true", help="make it the committed record")
-    options = parser.parse_args(arguments)
-    folder = resolve(options.folder)
-    write_tables(folder)
-    if options.publish:
-        publish(folder)
-
-
-if __name__ == "__main__":
-    main()
+def _hits(path: Path, k: int) -> pd.Series:
+    """Recall at k of each query in percent, index category; empty where there is no such file."""
+    if not path.is_file():
+        return pd.Series(dtype=float)
+    ranks = pd.read_csv(path, usecols=["category", "better", "tied"], keep_default_na=False)
+    return pd.Series(100 * recall_at(ranks.better, ranks.tied, k), index=ranks.category)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -61,3 +62,9 @@ class WordTokenizer:
         """The word pieces of one text, special tokens included: for looking at."""
         self._tokenizer.no_truncation()
         return self._tokenizer.encode(text).tokens
+
+    def unknown_words(self, texts: Iterable[str]) -> list[str]:
+        """Distinct words of ``texts`` that are no entry of the vocabulary and would be spelt out, most used first."""
+        split = BertNormalizer(lowercase=True), BertPreTokenizer()
+        words = Counter(w for text in texts for w, _ in split[1].pre_tokenize_str(split[0].normalize_str(text)))
+        return [w for w, _ in words.most_common() if self._tokenizer.token_to_id(w) is None]

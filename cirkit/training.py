@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,30 +14,40 @@ import numpy as np
 import pandas as pd
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
 from tqdm import tqdm
 
+from cirkit.backbone import state_digest
+from cirkit.checkpoints import CHECKPOINT, identity, resume, save
 from cirkit.data.triplets import TripletSet
+from cirkit.device import PRECISIONS, check_device
 from cirkit.features import FeatureStore
 from cirkit.methods.base import Batch, Method, TrainingView
-from cirkit.paths import atomic_path
 
-CHECKPOINT = "resume.pt"
+FEWEST_STEPS = 20  # below this a run says little, so it warns
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Optimisation settings, the same for every method of a table unless the table says otherwise.
 
-    AdamW with one-cycle learning rate (peak ``lr`` after ``warmup`` of all steps). ``betas``, ``eps`` and
+    AdamW with one-cycle learning rate on cosines: from ``lr / div_factor`` to the peak ``lr`` after ``warmup`` of all
+    steps, then down to ``lr / div_factor / final_div_factor``; ``betas`` stay as they are. ``betas``, ``eps`` and
     ``weight_decay`` are those of the released code of SPRC, TME and ConeSep. ``lr`` was chosen for the preset ``tiny``
     on validation with a seed that is not reported: of 2e-3, 3e-3 and 4e-3 it was best without noise, and all were
-    alike at shuffle 0.5. The papers fine-tune pretrained models at 1e-5.
+    alike at shuffle 0.5. The papers fine-tune pretrained models at 1e-5. A ``batch_size`` larger than the training set
+    gives one step an epoch, with all of the set in it.
+
+    Raises:
+        ValueError: a setting of the wrong type or out of its range.
     """
 
     epochs: int = 8
     batch_size: int = 128
     lr: float = 3e-3
     warmup: float = 0.15
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-7
@@ -44,19 +56,44 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("epochs", "batch_size", "lr", "clip_norm"):
-            if not getattr(self, name) > 0:
+        for name in ("epochs", "batch_size", "seed"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name} must be a whole number, got {getattr(self, name)!r}")
+        for name in ("epochs", "batch_size", "lr", "clip_norm", "eps", "div_factor", "final_div_factor"):
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}")
+        if self.batch_size == 1:
+            raise ValueError("batch_size must be at least 2: the negatives of a triplet are the others of its batch")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be from 0 to 2**64 - 1, got {self.seed}")
+        if not 0 < self.warmup < 1:
+            raise ValueError(f"warmup is a share of all steps, between 0 and 1, got {self.warmup}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas are two numbers from 0 to below 1, got {self.betas}")
+        if self.mixed_precision not in PRECISIONS:
+            raise ValueError(f"mixed_precision {self.mixed_precision!r} is none of {', '.join(PRECISIONS)}")
 
 
-def epoch_order(n: int, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+def epoch_order(n: int, batch_size: int, seed: int, epoch: int, rows: np.ndarray | None = None) -> list[np.ndarray]:
     """Row numbers of each step of an epoch: a seeded permutation cut into full batches.
 
     A last partial batch is left out, as in the released code, unless it is the only one.
+
+    Args:
+        n: size of the training set; it alone decides the number of steps.
+        rows: draw from these rows only (int [m]), with as many permutations of them as the steps need; a row then
+            stands in several batches of an epoch, but never twice in one.
     """
-    order = np.random.default_rng([seed, epoch]).permutation(n)
     steps = max(n // batch_size, 1)
-    return [order[i * batch_size : (i + 1) * batch_size] for i in range(steps)]
+    rng = np.random.default_rng([seed, epoch])
+    batches: list[np.ndarray] = []
+    while len(batches) < steps:
+        order = rng.permutation(n) if rows is None else rng.permutation(rows)
+        passes = max(len(order) // batch_size, 1)
+        batches += [order[i * batch_size : (i + 1) * batch_size] for i in range(passes)]
+    return batches[:steps]
 
 
 def fit(
@@ -66,57 +103,87 @@ def fit(
     config: TrainConfig,
     folder: str | Path | None = None,
     clean: np.ndarray | None = None,
-    on_epoch: Callable[[int, Method], dict] | None = None,
+    on_epoch: Callable[[int, Method, dict[str, np.ndarray]], dict] | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
     """Train ``method`` in place and return its history, one row an epoch.
 
     Args:
         triplets: the training set as the method sees it, noise included.
-        folder: where a checkpoint is kept after each epoch; a run found there is resumed, bit for bit.
+        folder: where a checkpoint is kept after each epoch; a run found there is resumed, bit for bit. Without it
+            nothing is kept.
         clean: bool [n], the truth about the noise; passed on only to methods that declare ``uses_ledger``.
-        on_epoch: called after each epoch with its number and the method; its numbers join the history.
+        on_epoch: called after each epoch with its number, the method, and what the method observed of each row while
+            it was trained on (name -> float [n], NaN for rows left out); its numbers join the history.
 
     Raises:
-        ValueError: a batch size that the set cannot fill, an oracle method without truth, a loss that is not finite.
+        ValueError: fewer than two triplets, an oracle method without truth, a checkpoint that is damaged or of another
+            run, a loss that is not finite, or more than one process.
     """
     triplets.require_targets()
     if len(triplets) < 2:
         raise ValueError(f"training needs at least two triplets, got {len(triplets)}")
     if method.uses_ledger and clean is None:
         raise ValueError(f"{type(method).__name__} is an oracle method and needs to be told which triplets are clean")
-    truth = torch.from_numpy(np.asarray(clean)) if method.uses_ledger else None
+    truth = np.asarray(clean, dtype=bool) if method.uses_ledger else None
+    if truth is not None and truth.shape != (len(triplets),):
+        raise ValueError(f"clean must say of each of the {len(triplets)} triplets whether it is, got {truth.shape}")
+    chosen = method.training_rows(truth)
+    if chosen is not None and len(chosen) < 2:
+        raise ValueError(f"{type(method).__name__} would train on {len(chosen)} of {len(triplets)} triplets")
     references, targets = store.rows(triplets.references), store.rows(triplets.targets)
     steps = len(epoch_order(len(triplets), config.batch_size, config.seed, 0))
 
-    device = method.backbone.device
-    accelerator = Accelerator(mixed_precision=config.mixed_precision, cpu=device.type == "cpu")
+    if steps * config.epochs < FEWEST_STEPS:
+        warnings.warn(
+            f"this run has {steps * config.epochs} optimizer steps in all and trains almost nothing;"
+            " take more epochs or a smaller batch_size",
+            stacklevel=2,
+        )
+    truth_tensor = None if truth is None else torch.from_numpy(truth)
+
+    device = check_device(method.backbone.device, config.mixed_precision)
+    accelerator = _accelerator(config, device)
+    checkpoint = None if folder is None else Path(folder) / CHECKPOINT
+    run = {}
+    if checkpoint is not None:
+        # a cell that is run again after an interrupt brings the method half-trained, but it started as it did
+        start = getattr(method, "started_from", None) if checkpoint.is_file() else None
+        method.started_from = start or state_digest(method.trained_state())
+        run = identity(method, triplets, store, config, truth, method.started_from)
     optimizer = torch.optim.AdamW(
         method.parameter_groups(config.weight_decay), lr=config.lr, betas=config.betas, eps=config.eps, fused=True
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=config.lr, total_steps=steps * config.epochs, pct_start=config.warmup, div_factor=25.0
+        optimizer,
+        max_lr=config.lr,
+        total_steps=steps * config.epochs,
+        pct_start=config.warmup,
+        div_factor=config.div_factor,
+        final_div_factor=config.final_div_factor,
+        anneal_strategy="cos",
+        cycle_momentum=False,
     )
     model, optimizer, schedule = accelerator.prepare(method, optimizer, schedule)
-    checkpoint = None if folder is None else Path(folder) / CHECKPOINT
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         history: list[dict] = []
-        if checkpoint is not None and checkpoint.is_file():
-            history = _resume(checkpoint, method, optimizer, schedule)
+        if checkpoint is not None:
+            history = resume(checkpoint, run, method, optimizer, schedule, accelerator.scaler)
         first = len(history)
         bar = tqdm(total=steps * config.epochs, initial=steps * first, unit="step", disable=not progress)
         for epoch in range(first, config.epochs):
             began = time.perf_counter()
             bar.set_description(f"epoch {epoch + 1}/{config.epochs}")
             method.eval()
-            view = TrainingView(triplets, store, epoch, config.epochs, config.seed, truth)
+            view = TrainingView(triplets, store, epoch, config.epochs, config.seed, truth_tensor)
             record = dict(epoch=epoch + 1, lr=schedule.get_last_lr()[0], **(method.start_epoch(view) or {}))
             tokens = method.backbone.tokenize(triplets.epoch_texts(epoch, config.seed))
             method.train()
             sums: dict[str, list[float]] = {}
-            for i, rows in enumerate(epoch_order(len(triplets), config.batch_size, config.seed, epoch)):
+            observed: dict[str, np.ndarray] = {}
+            for i, rows in enumerate(epoch_order(len(triplets), config.batch_size, config.seed, epoch, chosen)):
                 index = torch.from_numpy(rows).to(device)
                 batch = Batch(
                     rows=index,
@@ -135,39 +202,30 @@ def fit(
                 optimizer.zero_grad(set_to_none=True)
                 for name, value in {"loss": loss.item(), "gradient_norm": float(norm), **terms}.items():
                     sums.setdefault(name, []).append(value)
+                for name, values in method.observed.items():
+                    column = observed.setdefault(name, np.full(len(triplets), np.nan, dtype=np.float32))
+                    column[rows] = values.float().cpu().numpy()
                 bar.update()
             record |= {name: float(np.mean(values)) for name, values in sums.items()}
             record["seconds"] = time.perf_counter() - began
             method.eval()
             if on_epoch is not None:
-                record |= on_epoch(epoch, method)
+                record |= on_epoch(epoch, method, observed)
             history.append(record)
             bar.set_postfix(loss=f"{record['loss']:.3f}")
             if checkpoint is not None:
-                _save(checkpoint, method, optimizer, schedule, history)
+                save(checkpoint, run, method, optimizer, schedule, accelerator.scaler, history)
         bar.close()
     return pd.DataFrame(history)
 
 
-def _save(path: Path, method: Method, optimizer, schedule, history: list[dict]) -> None:
-    state = {
-        "method": method.trained_state(),
-        "optimizer": optimizer.state_dict(),
-        "schedule": {k: v for k, v in schedule.state_dict().items() if isinstance(v, (int, float, list))},
-        "rng": torch.get_rng_state(),
-        "history": history,
-    }
-    with atomic_path(path) as temporary:
-        torch.save(state, temporary)
-
-
-def _resume(path: Path, method: Method, optimizer, schedule) -> list[dict]:
-    try:
-        state = torch.load(path, map_location=method.backbone.device, weights_only=True)
-        method.load_trained_state(state["method"], str(path))
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        torch.set_rng_state(state["rng"].cpu())
-    except Exception as error:
-        raise ValueError(f"{path} cannot be resumed from ({error}); delete it to start this run again") from None
-    return state["history"]
+def _accelerator(config: TrainConfig, device: torch.device) -> Accelerator:
+    """Accelerate for one process, and for these settings whatever the process used it for before."""
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise ValueError("training runs in one process so far; start it without a launcher, or with one process")
+    placed = PartialState._shared_state.get("device", device)
+    precision = AcceleratorState._shared_state.get("_mixed_precision", config.mixed_precision)
+    if (placed.type, precision) != (device.type, config.mixed_precision):
+        AcceleratorState._reset_state(reset_partial_state=True)  # it would refuse any other settings than the first
+    # the method already is where it belongs, which accelerate would take to the first GPU
+    return Accelerator(mixed_precision=config.mixed_precision, cpu=device.type == "cpu", device_placement=False)

@@ -178,22 +178,33 @@ def test_the_patterns_find_what_they_are_for(what, line):
 # Each module may import only modules of the rows above its own or of its own row further left.
 ORDER = [
     ["", "paths", "parameters", "provenance"],
-    ["data.annotations", "data.triplets", "data.images", "data.fashioniq", "data.findings", "data.report"],
-    ["data.garment_drawing", "data.garment_texts", "data.garment_truth", "data.garments", "data.splits", "data"],
-    ["derangement", "noise"],
-    ["lavis", "tokens", "towers", "backbone", "presets", "features"],
-    ["scores", "bootstrap", "evaluation", "pretrain"],
+    [
+        "data.annotations",
+        "data.captions",
+        "data.triplet_checks",
+        "data.triplets",
+        "data.preprocess",
+        "data.images",
+        "data.listed_images",
+    ],
+    ["data.entries", "data.fashioniq", "data.cirr", "data.circo", "data.hp_fashioniq"],
+    ["data.findings", "data.report_text", "data.report"],
+    ["data.truth", "data.worlds", "data.garment_drawing", "data.garment_texts", "data.garments"],
+    ["data.scene_drawing", "data.scene_texts", "data.scene_groups", "data.scene_circo", "data.scenes"],
+    ["data.splits", "data"],
+    ["derangement", "ledger", "clauses", "noise_kinds", "noise"],
+    ["device", "lavis", "tokens", "towers", "backbone", "presets", "features"],
+    ["ranks", "scores", "bootstrap", "detection", "satisfaction", "evaluation", "losses", "pretrain"],
     ["methods.base", "methods.*", "methods"],
-    ["retrieval", "training", "runs", "plots", "tables"],
+    ["submission", "retrieval", "similarity", "train_scores", "checkpoints", "training"],
+    ["run_parameters", "records", "runs", "plots.style", "plots.*", "plots", "tables", "publish"],
     ["__main__"],
 ]
 PLACE = {name: place for place, name in enumerate(name for row in ORDER for name in row)}
 
 
 def place(module: str) -> int | None:
-    if module.startswith("methods.") and module not in PLACE:
-        return PLACE["methods.*"]
-    return PLACE.get(module)
+    return PLACE.get(module, PLACE.get(f"{module.rpartition('.')[0]}.*"))
 
 
 def modules() -> dict[str, Path]:

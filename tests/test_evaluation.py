@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from cirkit import evaluation
+from cirkit import detection
 from cirkit.data.annotations import DataError
 from cirkit.evaluation import (
     attribute_accuracy,
@@ -24,7 +24,7 @@ from cirkit.evaluation import (
     recall_at,
     recall_table,
 )
-from cirkit.scores import rank_targets, ranks_from_similarity
+from cirkit.scores import rank_targets, ranks_from_similarity, ranks_in_subsets
 
 
 def frame(ranks, category="dress") -> pd.DataFrame:
@@ -54,6 +54,28 @@ def test_recall_is_that_of_the_released_evaluators(golden):
         values = table[table["category"] == "dress"]["value"]
         np.testing.assert_allclose(values, expected, atol=1e-3)
         assert (table["n"] == 40).all() and (table["candidates"] == 80 - (exclude is not None)).all()
+
+
+def test_subset_recall_is_that_of_the_released_evaluators(golden):
+    data = golden("eval_cirr_recall")
+    similarity, target, reference = data["similarity"], data["target_index"], data["reference_index"]
+    ranks = frame(ranks_from_similarity(similarity, target, reference), "")
+    within = ranks_in_subsets(similarity, target, data["subset_index"], reference)
+    ranks = ranks.assign(**{f"subset_{name}": values.numpy() for name, values in within._asdict().items()})
+    table = recall_table(ranks, n=20).query("category == 'mean'").set_index("metric")
+    assert table.index.tolist() == ["R@1", "R@5", "R@10", "R@50", "Rs@1", "Rs@2", "Rs@3"]
+    np.testing.assert_allclose(table["value"][:4], data["recall_at_1_5_10_50_out"], atol=1e-3)
+    np.testing.assert_allclose(table["value"][4:], data["subset_recall_at_1_2_3_out"], atol=1e-3)
+    np.testing.assert_allclose(table.loc[["R@5", "Rs@1"], "value"].mean(), data["mean_r5_rsub1_out"], atol=1e-3)
+    assert table["candidates"].tolist() == [79.0] * 4 + [5.0] * 3 and (table["n"] == 40).all()
+    assert (table["low"] <= table["value"]).all() and (table["value"] <= table["high"]).all()
+
+
+def test_impossible_subset_counts_are_refused():
+    ranks = frame(ranks_from_similarity(np.eye(3), [0, 1, 2]))
+    ranks = ranks.assign(subset_better=[0, 2, 0], subset_tied=0, subset_candidates=2)
+    with pytest.raises(ValueError, match="1 of 3 queries rank more images than they have candidates"):
+        recall_table(ranks)
 
 
 def test_masking_the_reference_decides_when_it_is_the_top_hit():
@@ -260,7 +282,7 @@ def test_counts_of_a_resample_give_what_scikit_learn_gives(seed, levels):
     thresholds = np.unique(score)[::-1]
     true, false = (np.array([[(score[part] >= t).sum() for t in thresholds]]) for part in (noisy, ~noisy))
     expected = [[roc_auc_score(noisy, score), average_precision_score(noisy, score)]]
-    np.testing.assert_allclose(evaluation._auroc_and_ap(true, false), expected)
+    np.testing.assert_allclose(detection._auroc_and_ap(true, false), expected)
 
 
 def test_detection_intervals_agree_with_a_slow_bootstrap():

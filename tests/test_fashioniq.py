@@ -81,7 +81,7 @@ def test_real_leaks_can_be_left_out(fashioniq):
 
 def test_mini_folder(mini):
     train = load_fashioniq(mini, "train")
-    assert train.name == "fashioniq"
+    assert train.name == "data"  # not the categories of FashionIQ, so not its name
     assert train.references == ("d1", "d2", "d3", "s1")
     assert train.targets == ("d2", "0123", "d1", "s2")
     assert train.categories == ("dress", "dress", "dress", "t.shirt")
@@ -226,7 +226,7 @@ def test_wrong_caption_files_are_named(mini, case):
     [
         ({"dev-1": "./dev/dev-1.png"}, "holds an object, not a list of image ids; this looks like CIRR"),
         (["d5", "d6", ["d7"]], r"entry 2 is \['d7'\], not an image id"),
-        (["d5", "d6", "d7", "d6", "d5"], r"lists 2 ids more than once \(d6, d5\)"),
+        (["d5", "d6", "d7", "d6", "d5"], r"lists 2 ids more than once \(d5, d6\)"),
         (["d5", "d7"], r"lacks 1 targets of cap.dress.val.json \(d6\)"),
     ],
 )
@@ -279,3 +279,24 @@ def test_byte_order_mark_and_other_scripts_are_read(tmp_path):
     assert read_json(path) == ["\u00e9t\u00e9"]
     with pytest.raises(DataError, match="cannot be read"):
         read_json(tmp_path)
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+def test_own_data_are_not_called_fashioniq(tmp_path):
+    part = ([("a", "b", ["is red"])], ["a", "b"])
+    own = write_annotations(tmp_path / "furniture", {("chair", "val"): part})
+    assert load_fashioniq(own, "val").name == "furniture"
+    real = write_annotations(tmp_path / "fiq", {("dress", "val"): part})
+    assert load_fashioniq(real, "val").name == "fashioniq"
+    (own / "dataset.json").write_text('{"name": "chairs"}')
+    assert load_fashioniq(own, "val").name == "chairs"
+    assert load_fashioniq(own, "val", name="mine").name == "mine"
+
+
+def test_category_with_a_gallery_but_no_captions_is_named(mini):
+    (mini / "captions" / "cap.dress.val.json").unlink()
+    with pytest.raises(DataError, match=r"no caption file for dress in split 'val'.*\(t.shirt\)"):
+        load_fashioniq(mini, "val")
+    assert set(load_fashioniq(mini, "val", ["t.shirt"]).galleries) == {"t.shirt"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
@@ -11,7 +12,7 @@ import torch
 
 from cirkit.data.images import ImageFolder
 from cirkit.data.triplets import DataError
-from cirkit.features import FeatureStore, build_store, store_key
+from cirkit.features import build_store, store_key
 
 
 @pytest.fixture
@@ -117,9 +118,58 @@ def test_damaged_and_unknown_are_named(images, small_backbone, tmp_path):
     store = build_store(backbone, folder, ids(images), tmp_path / "stores", progress=False)
     with pytest.raises(KeyError, match="GD_unknown"):
         store.rows(["GD_unknown"])
-    (store.folder / "store.json").write_text("{")
-    with pytest.raises(ValueError, match="delete it to rebuild"):
-        FeatureStore(store.folder)
+    renamed = store.folder.rename(store.folder.with_name("0" * 32))
+    renamed.rename(store.folder)
+    meta, array = store.folder / "store.json", store.folder / "patches.npy"
+    good = {meta: meta.read_bytes(), array: array.read_bytes()}
+    index = json.loads(good[meta])
+    damages = [
+        (meta, b"{"), (meta, b""), (meta, b"[]"), (meta, b"{}"), (meta, json.dumps(index | {"shape": None}).encode()),
+        (meta, json.dumps(index | {"ids": index["ids"][1:]}).encode()),
+        (meta, json.dumps(index | {"shape": [5, 6, 144]}).encode()), (meta, b"\xff\xfe"),
+        (array, good[array][:-1]), (array, good[array][:60]), (array, b""), (array, b"PK" + good[array]), (array, None),
+    ]  # fmt: skip
+    for path, content in damages:
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"^\S+/stores/\w+ is .*; delete it to rebuild$"):
+            build_store(backbone, folder, ids(images), tmp_path / "stores", progress=False)
+        path.write_bytes(good[path])
+    other = build_store(backbone, folder, ids(images)[1:], tmp_path / "stores", progress=False)
+    shutil.rmtree(store.folder)
+    other.folder.rename(store.folder)
+    with pytest.raises(ValueError, match="another feature store than its name says; delete it"):
+        build_store(backbone, folder, ids(images), tmp_path / "stores", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"dtype": "int8"}, "float32 or float16, not int8"), ({"ids": []}, "list of ids is empty")]
+)
+def test_what_cannot_be_stored_is_one_sentence(images, small_backbone, tmp_path, change, message):
+    settings = {"ids": ids(images), "directory": tmp_path / "stores", "progress": False} | change
+    with pytest.raises(ValueError, match=message):
+        build_store(small_backbone(), ImageFolder(images.parent), **settings)
+    assert not (tmp_path / "stores").exists()
+
+
+def test_what_overflows_in_half_precision_is_refused(images, small_backbone, monkeypatch):
+    backbone, folder = small_backbone(), ImageFolder(images.parent)
+    encode = type(backbone).patch_tokens
+    monkeypatch.setattr(type(backbone), "patch_tokens", lambda self, pixels: 1e6 + encode(self, pixels))
+    with pytest.raises(ValueError, match=f"NaN or inf in float16 for images among {ids(images)[0]}"):
+        build_store(backbone, folder, ids(images), dtype="float16", progress=False)
+    assert build_store(backbone, folder, ids(images), progress=False).patches(np.arange(2)).min() > 9e5
+
+
+def test_full_disk_is_an_error_that_says_what_is_needed(images, small_backbone, tmp_path):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="the features of 5 images cannot be written to .*stores, where they need"):
+            build_store(small_backbone(), ImageFolder(images.parent), ids(images), tmp_path / "stores", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / "stores").iterdir()) == []
 
 
 def test_half_precision_store_is_close_and_has_its_own_key(images, small_backbone):

@@ -14,7 +14,8 @@ from PIL import Image, PngImagePlugin
 
 from cirkit.data import load_fashioniq
 from cirkit.data.annotations import DataError
-from cirkit.data.images import ImageFolder, Preprocess, decoding_error, open_rgb
+from cirkit.data.images import ImageFolder, decoding_error, open_rgb
+from cirkit.data.preprocess import Preprocess
 
 SIX = ["0123", "b", "c.d", "e", "f", "g"]
 PATTERNS = {
@@ -167,7 +168,7 @@ def test_every_mode_becomes_rgb(tmp_path, mode):
 
 def test_cmyk_and_animations(tmp_path):
     white = open_rgb(save(tmp_path, Image.new("CMYK", (3, 5), (0, 0, 0, 0)), "image.jpg"))
-    assert white.getpixel((1, 1)) == (255, 255, 255)
+    assert white.getpixel((1, 1)) == (255, 255, 255) and Preprocess(size=4)(white).shape == (3, 4, 4)
     frames = [Image.new("RGB", (3, 5), colour) for colour in ("red", "blue")]
     moving = save(tmp_path, frames[0], "image.gif", save_all=True, append_images=frames[1:])
     assert open_rgb(moving).getpixel((1, 1)) == (255, 0, 0)

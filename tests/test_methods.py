@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import pytest
 import torch
 
 from cirkit.backbone import TokenBatch
-from cirkit.methods import REGISTRY, Batch, build_method, method_class
-from cirkit.methods.infonce import infonce
+from cirkit.losses import infonce
+from cirkit.methods import REGISTRY, Batch, Method, build_method, method_class
 
 
 def random_batch(backbone, n: int, seed: int = 0) -> Batch:
@@ -90,6 +91,69 @@ def test_unknown_methods_and_options_are_refused(small_backbone):
         build_method("infonse", small_backbone())
     with pytest.raises(ValueError, match="no option 'temprature' .did you mean 'temperature'"):
         build_method("infonce", small_backbone(), temprature=1.0)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": "0.1"}, "option 'temperature' of method .* must be float, got '0.1'"),
+        ({"temperature": True}, "must be float, got True"), ({"temperature": None}, "must be float, got None"),
+        ({"temperature": float("nan")}, "must be float, got nan"), ({"temperature": float("inf")}, "got inf"),
+        ({"temperature": 0}, r"temperature must be greater than 0, got 0\.0"), ({"temperature": -0.1}, "greater than"),
+        ({"variant": 1}, "option 'variant' of method .* must be str, got 1"),
+        ({"variant": "papr"}, "has no variant 'papr'; it has paper"),
+    ],
+)  # fmt: skip
+def test_options_of_the_wrong_type_or_range_are_one_sentence(small_backbone, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_method(name, small_backbone(), **options)
+
+
+def test_a_whole_number_for_a_float_is_the_same_config(small_backbone):
+    one, other = (build_method("infonce", small_backbone(), temperature=t).config for t in (1, 1.0))
+    assert type(one.temperature) is float and repr(one) == repr(other)
+
+
+def test_options_of_every_kind_of_type(small_backbone, monkeypatch):
+    class Various(Method):
+        variants = ("released", "paper")
+
+        @dataclasses.dataclass(frozen=True)
+        class Config(Method.Config):
+            steps: int = 1
+            rule: Literal["hard", "soft"] = "hard"
+            share: float | None = None
+            weights: tuple[float, ...] = ()
+            band: tuple[float, float] = (0.0, 1.0)
+            both: int | str = 0
+            on: bool = False
+
+    monkeypatch.setitem(REGISTRY, "various", "x:Various")
+    monkeypatch.setattr("cirkit.methods.method_class", lambda name: Various)
+
+    def config(**options):
+        return build_method("various", small_backbone(), **options).config
+
+    for options in (
+        {"steps": 2},
+        {"rule": "soft"},
+        {"share": None},
+        {"both": "a"},
+        {"on": True},
+        {"variant": "released"},
+    ):
+        assert {k: getattr(config(**options), k) for k in options} == options
+    assert config(weights=[1, 0.5]).weights == (1.0, 0.5) and config(share=1).share == 1.0
+    for options, message in (
+        ({"steps": 2.0}, "must be int, got 2.0"), ({"steps": True}, "must be int, got True"),
+        ({"rule": "sotf"}, r"must be Literal\['hard', 'soft'\], got 'sotf'"), ({"share": "1"}, "must be float, got"),
+        ({"weights": 1.0}, r"must be tuple\[float, \.\.\.\], got 1\.0"), ({"weights": ["a"]}, "must be float, got 'a'"),
+        ({"band": [1, 2, 3]}, r"must be tuple\[float, float\], got \[1, 2, 3\]"), ({"on": 1}, "must be bool, got 1"),
+        ({"both": 1.5}, r"must be int \| str, got 1\.5"), ({"variant": "adapted"}, "it has released, paper"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            config(**options)
 
 
 @pytest.mark.parametrize("name", REGISTRY)

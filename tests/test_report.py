@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from mini_cirr import FOLDERS, MEMBERS, cirr_entry, write_cirr, write_json, write_picture
 from mini_fashioniq import ALL_IDS, PARTS, write_annotations, write_images
 
 from cirkit.__main__ import main
@@ -278,3 +279,73 @@ def test_module_runs_as_a_command(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "no images at hand: 16 of 16 images are missing" in done.stdout and done.stderr == ""
+
+
+# --- CIRR -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cirr(tmp_path):
+    root = write_cirr(tmp_path / "data")
+    for split, folder in FOLDERS.items():
+        for name in (f"{split}-x", *MEMBERS[split]):
+            write_picture(root / folder / f"{name}.png", 9)
+    return root
+
+
+def test_real_cirr(shared_data):
+    report = data_report(shared_data / "cirr", annotations_only=True)
+    assert report.usable and report.name == "cirr"
+    columns = ("split", "triplets", "with_target", "gallery", "union")
+    assert table(report.counts, *columns)[1:] == [("val", 4181, 4181, 2297, 2265), ("test1", 4148, 0, 2315, 2178)]
+    assert table(report.subsets, "split", "queries", "smallest", "largest") == [
+        ("test1", 4148, 6, 6),
+        ("val", 4181, 6, 6),
+    ]
+    assert table(report.captions, "split", "kind", "whole_query") == [("test1", "blank", True)]
+    assert not report.seen["seen_in_training"].any() and report.overlaps.empty
+    text = report.to_text()
+    assert "blank in test1: entry 1387 (first)" in text and "queries with no other text: 1" in text
+    assert "The full CIRR" not in text
+
+
+def test_mini_cirr(cirr):
+    report = data_report(cirr, progress=False)
+    assert report.usable and table(report.images, "split", "expected", "missing") == [
+        ("train", 7, 0),
+        ("val", 7, 0),
+        ("test1", 7, 0),
+    ]
+    assert table(report.captions, "split", "entry") == [("val", 1)]
+    text = report.to_text()
+    assert "Subsets (members with the reference" in text
+    assert "The full CIRR val has 4,181 queries and 2,297 images" in text
+    assert main(["check", str(cirr)]) == 0
+
+
+def test_cirr_problems_are_collected(cirr, capsys):
+    (cirr / "dev" / "val-3.png").unlink()
+    entry = cirr_entry("test1", 21, 4, None, "is closer")
+    entry["img_set"]["members"][4] = "other"
+    write_json(cirr / "captions" / "cap.rc2.test1.json", [entry])
+    (cirr / "image_splits" / "split.rc2.train.json").write_text('{"train-0": "./train/34/train-0.png"}')
+    report = data_report(cirr, progress=False)
+    problems = "\n".join(report.problems)
+    assert len(report.problems) == 3
+    assert "cap.rc2.test1.json, entry 0: img_set.members lacks test1-4" in problems
+    assert "split.rc2.train.json lacks 5 images of the train queries" in problems
+    assert "1 of" in problems and "val-3" in report.gaps["image"].tolist()
+    assert main(["check", str(cirr), "--quick"]) == 1
+    assert "img_set.members lacks test1-4" in capsys.readouterr().out
+
+
+def test_fashioniq_report_has_no_subsets(tmp_path):
+    report = data_report(write_annotations(tmp_path), annotations_only=True)
+    assert report.subsets.empty and "Subsets" not in report.to_text()
+
+
+def test_gallery_without_captions_is_a_problem(tmp_path):
+    root = write_annotations(tmp_path)
+    (root / "captions" / "cap.dress.val.json").unlink()
+    report = data_report(root, annotations_only=True)
+    assert any("no caption file for dress in split 'val'" in problem for problem in report.problems)

@@ -14,7 +14,10 @@ from cirkit import runs
 from cirkit.data.triplets import DataError
 from cirkit.noise import corrupt
 from cirkit.presets import save_backbone
-from cirkit.runs import RunParameters, load_metrics, prepare, tidy, train_or_load
+from cirkit.records import load_metrics, tidy
+from cirkit.run_parameters import RunParameters
+from cirkit.runs import prepare, train_or_load
+from cirkit.train_scores import detection, detection_by_epoch
 
 
 @pytest.fixture
@@ -32,7 +35,14 @@ def test_a_run_leaves_a_complete_record(settings):
     run = train_or_load(**settings)
     assert run.done
     names = {p.name for p in run.folder.iterdir()}
-    assert names == {"metrics.json", "history.csv", "model.safetensors", "ranks_val.csv", "ranks_test.csv"}
+    assert names == {
+        "metrics.json",
+        "history.csv",
+        "model.safetensors",
+        "ranks_val.csv",
+        "ranks_test.csv",
+        "scores_train.csv",
+    }
     record = load_metrics(run.folder)
     assert record["run_id"] == run.id == run.folder.name
     assert record["noise"] == {"nominal": 0.5, "realised": run.noisy.ledger.realised_rate}
@@ -166,7 +176,7 @@ def test_record_that_is_cut_off_is_named(tmp_path):
 def test_parameters_are_typed():
     for field in dataclasses.fields(RunParameters):
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        assert type(default).__name__ == field.type, field.name
+        assert field.type == ("bool | None" if default is None else type(default).__name__), field.name
 
 
 def test_training_gets_the_corrupted_triplets_of_the_noise_seed(settings, monkeypatch):
@@ -187,5 +197,59 @@ def test_training_gets_the_corrupted_triplets_of_the_noise_seed(settings, monkey
 
 def test_low_similarity_counts_as_suspect(settings):
     noisy = prepare(**settings).noisy
-    table = runs.detection(noisy.ledger.clean.astype(float), noisy)
+    table = detection(noisy.ledger.clean.astype(float), noisy)
     assert table[(table.metric == "AUROC") & (table.kind == "all")].value.item() == 1
+
+
+def test_detection_is_recorded_each_epoch_and_at_the_end(settings):
+    run = train_or_load(**settings, method="rcl")
+    history = run.history()
+    for name in ("AUROC similarity shuffle", "AP similarity shuffle", "AUROC loss shuffle", "AP loss shuffle"):
+        assert history[name].between(0, 1).all(), name
+    scores = pd.read_csv(run.folder / "scores_train.csv")
+    assert (scores.noisy == run.noisy.ledger.changed).all()
+    again = run.train_similarity()
+    assert np.allclose(scores.similarity, again, atol=1e-6)
+    table = tidy([run.folder])
+    row = table[(table.metric == "AUROC similarity") & (table.category == "shuffle")]
+    expected = detection(again, run.noisy).query("metric == 'AUROC' and kind == 'shuffle'").value.item()
+    assert row.value.item() == pytest.approx(expected, abs=1e-6) and not row.reported.item()
+
+
+def test_detection_by_epoch_is_of_the_rows_that_were_seen(settings):
+    noisy = prepare(**settings).noisy
+    perfect = np.where(noisy.ledger.changed, 0.1, 0.9)
+    perfect[::3] = np.nan
+    columns = detection_by_epoch({"similarity": perfect, "loss": perfect}, noisy)
+    assert columns["AUROC similarity shuffle"] == 1 and columns["AUROC loss shuffle"] == 0
+    assert detection_by_epoch({"similarity": np.full(len(perfect), np.nan)}, noisy) == {}
+
+
+def test_copied_record_names_the_kind_that_was_asked_for(settings, tmp_path):
+    for kind in ("shuffle", "derange"):
+        run = train_or_load(**(settings | {"noise_rate": 0.0, "noise_kind": kind}))
+        run.copy_record(tmp_path / f"{kind}.json")
+    assert [tidy([tmp_path / f"{kind}.json"]).noise_kind[0] for kind in ("shuffle", "derange")] == [
+        "shuffle",
+        "derange",
+    ]
+
+
+def test_a_record_that_is_cut_off_is_trained_again(settings):
+    run = train_or_load(**settings)
+    whole = load_metrics(run.folder)
+    (run.folder / "metrics.json").write_text("")
+    assert not run.done
+    assert load_metrics(train_or_load(**settings).folder)["metrics"] == whole["metrics"]
+
+
+def test_hard_noise_takes_the_most_alike_image(settings):
+    run = prepare(**(settings | {"noise_kind": "hard"}))
+    ledger = run.noisy.ledger
+    assert set(ledger.slot) == {"none", "target"} and ledger.changed.any()
+
+
+@pytest.mark.parametrize("name", ["oracle-infonce", "oracle-rcl"])
+def test_oracles_train_and_say_so(settings, name):
+    run = train_or_load(**(settings | {"method": name}))
+    assert run.method.uses_ledger and run.done

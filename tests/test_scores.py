@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from cirkit import scores
 from cirkit.evaluation import recall_at
-from cirkit.scores import max_over_tokens, rank_targets, ranks_from_similarity, ranks_in_subsets, top_k
+from cirkit.scores import (
+    max_over_tokens,
+    member_scores,
+    rank_and_top_k,
+    rank_members,
+    rank_targets,
+    ranks_from_similarity,
+    ranks_in_subsets,
+    top_k,
+)
 
 
 def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -302,3 +311,58 @@ def test_reference_that_scores_highest_is_out_of_both_recalls():
 def test_subset_without_its_target_or_with_repeats_is_refused(members):
     with pytest.raises(ValueError, match="subset of query 0"):
         ranks_in_subsets(np.zeros((1, 5)), [1], members)
+
+
+# --- both at once, and small sets -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("chunk", [3, 512])
+def test_ranks_and_best_hits_at_once_are_those_of_each_alone(masked, chunk):
+    queries, targets = unit(7, 5), unit(11, 3, 5, seed=1)
+    targets[4] = targets[9]
+    target, exclude = torch.arange(7), torch.arange(7) + 4 if masked else None
+    ranks, values, places = rank_and_top_k(queries, targets, target, 4, exclude, chunk)
+    assert as_tuples(ranks) == as_tuples(rank_targets(queries, targets, target, exclude, chunk))
+    alone = top_k(queries, targets, 4, exclude, chunk)
+    assert torch.equal(values, alone[0]) and torch.equal(places, alone[1])
+
+
+def test_ranks_among_members_are_those_of_the_slow_loop():
+    queries, targets = grid(9, 3, span=1), grid(13, 2, 3, seed=1, span=1)
+    members = torch.stack([torch.randperm(13, generator=torch.Generator().manual_seed(i))[:5] for i in range(9)])
+    members[3, 4] = members[7, 3:] = -1
+    target = members[:, 1]
+    ranks = rank_members(queries, targets, target, members)
+    expected = []
+    for query, own, row in zip(queries.tolist(), target.tolist(), members.tolist(), strict=True):
+        values = {m: slow_score(query, targets[m].tolist()) for m in row if m >= 0}
+        others = [value for member, value in values.items() if member != own]
+        expected.append((sum(v > values[own] for v in others), sum(v == values[own] for v in others), len(values)))
+    assert as_tuples(ranks) == expected
+    assert any(tied for _, tied, _ in expected)
+    blocks = [member_scores(queries, targets, members, chunk=chunk) for chunk in (2, 256)]
+    assert torch.equal(*blocks) and torch.isinf(blocks[0]).sum() == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "members", "message"),
+    [
+        ([0], [[1, 2]], "does not hold its target once"),
+        ([1], [[1, 1]], "does not hold its target once"),
+        ([1], [[1, 9]], "outside the gallery"),
+        ([1], [[1, -2]], "outside the gallery"),
+        ([1], [1, 2], "must hold integers"),
+        ([1], [[1.0, 2.0]], "must hold integers"),
+    ],
+)
+def test_wrong_members_are_refused(target, members, message):
+    with pytest.raises(ValueError, match=message):
+        rank_members(unit(1, 5), unit(4, 2, 5), target, members)
+
+
+def test_member_scores_refuse_what_is_not_finite():
+    targets = unit(4, 2, 5)
+    targets[2] = math.nan
+    with pytest.raises(ValueError, match="1 of 2 scores are NaN"):
+        member_scores(unit(1, 5), targets, [[1, 2]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,9 +40,17 @@ def stand_in(folder: Path) -> Path:
     (folder / "cirkit" / "__init__.py").touch()
     (folder / "cirkit" / "data" / "__init__.py").touch()
     (folder / "cirkit" / "data" / "garments.py").write_text("def build_garments(): print('drawn')\n")
-    (folder / "cirkit" / "tables.py").write_text("print('reported')\n")
+    (folder / "cirkit" / "publish.py").write_text("print('reported')\n")
+    for name, literal in (
+        ("methods/__init__", "REGISTRY = {'infonce': '', 'broken': ''}"),
+        ("noise_kinds", "KINDS: dict = {'shuffle': None, 'hard': None}"),
+        ("data/splits", "SOURCES = {'garments': 1, 'scenes': 1, 'fashioniq': 1}"),
+        ("presets", "PRESETS = ('tiny', 'tiny-scenes')"),
+    ):
+        (folder / "cirkit" / name).parent.mkdir(exist_ok=True)
+        (folder / "cirkit" / f"{name}.py").write_text(f"{literal}\n")
     parameters = "\n".join(f"{name} = None" for name in SENT)
-    for name in ("00_task_and_data", "02_qformer_retrieval"):
+    for name in ("00_task_and_data", "01_noise_injection", "02_qformer_retrieval", "03_cone_histograms"):
         write_notebook(folder / "notebooks" / f"{name}.ipynb", ("DATASET = ''", ["parameters"]), ("1", []))
     write_notebook(
         folder / "notebooks" / "07_training.ipynb",
@@ -114,6 +123,8 @@ def test_a_batch_from_failure_to_done(tmp_path):
     assert Path(content.pop("python")) == Path(sys.executable)
     assert content == {"method": "infonce", "rate": 0.5, "noise_seed": 43, "seed": 1, "threads": "1"}
     assert not (folder / "results/study/done/report").exists()
+    assert "1 of 2 runs have no result" in failed.stdout
+    assert "broken-tiny-garments-shuffle-0.5-seed1  (see results/study/notebooks" in failed.stdout
 
     one = ["grid", "--config", "METHODS=infonce", "RATES=0.5", "SEEDS=1"]
     finished = snakemake(folder, *one)
@@ -137,7 +148,11 @@ def test_a_batch_from_failure_to_done(tmp_path):
         ("RATES=0 1.2", "RATES: '1.2' is not a noise rate between 0 and 1"),
         ("RATES=nan", "RATES: 'nan' is not a noise rate"),
         ("SEEDS=-1", "SEEDS: '-1' is not a whole number"),
-        ("METHODS=../x", "METHODS: '../x' is not a name"),
+        ("METHODS=../x", "METHODS: '../x' is unknown; choose among infonce, broken"),
+        ("KINDS=shufle", "KINDS: 'shufle' is unknown; choose among shuffle, hard"),
+        ("DATASET=garment", "DATASET: 'garment' is unknown"),
+        ("DATASET=fashioniq", "DATASET: 'fashioniq' needs DATA_ROOT"),
+        ("BACKBONE=tinny", "BACKBONE: 'tinny' is neither a folder nor one of tiny"),
         ("METHOD=infonce", "there is no setting METHOD"),
     ],
 )
@@ -179,5 +194,26 @@ def test_two_batches_do_not_run_in_one_folder(tmp_path):
         fcntl.flock(held, fcntl.LOCK_EX)
         result = snakemake(folder, "grid", "--dry-run")
     assert result.returncode != 0
-    assert "another make study or make grid is at work" in result.stderr
+    assert "another make study or make grid (process " in result.stderr
     assert snakemake(folder, "grid", "--dry-run").returncode == 0
+
+
+def test_two_folders_of_data_or_weights_are_two_runs(tmp_path):
+    folder = stand_in(tmp_path / "study")
+    names = set()
+    for place in ("one/weights", "two/weights"):
+        (folder / place).mkdir(parents=True)
+        for setting in (f"DATA_ROOT={place}", f"BACKBONE={place}"):
+            result = snakemake(folder, "grid", "--summary", "--config", "RATES=0.5", "DATASET=fashioniq",
+                               *{setting, *(["DATA_ROOT=x"] if "BACKBONE" in setting else [])})  # fmt: skip
+            found = re.findall(r"results/study/runs/(\S+)\.json", result.stdout + result.stderr)
+            assert found, result.stderr
+            names.add(found[0])
+    assert len(names) == 4
+
+
+def test_every_world_brings_its_backbone(tmp_path):
+    folder = stand_in(tmp_path / "study")
+    (folder / "cirkit" / "data" / "scenes.py").touch()
+    result = snakemake(folder, "grid", "--summary", "--config", "RATES=0", "DATASET=scenes")
+    assert "infonce-tiny-scenes-scenes-shuffle-0-seed0" in result.stdout + result.stderr

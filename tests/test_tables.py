@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 
 import matplotlib
+import numpy as np
 import pandas as pd
 import pytest
 
-from cirkit import tables
-from cirkit.data.triplets import DataError
-from cirkit.runs import RunParameters
-from cirkit.tables import BEGIN, END, collect, compare, summarise, write_index, write_tables
+from cirkit import publish as publishing
+from cirkit.data.annotations import DataError
+from cirkit.plots import recall_by_rate
+from cirkit.publish import BEGIN, END, publish, write_index, write_tables
+from cirkit.run_parameters import RunParameters
+from cirkit.tables import collect, compare, detection_table, every_seed, paired, summarise
 
 matplotlib.use("agg")
 
 
-def record(folder, seed: int, rate: float, value: float, code: str = "a") -> None:
+def record(folder, seed: int, rate: float, value: float, code: str = "a", run_id: str = "", **changes) -> None:
     """One run's record with made-up numbers: R@1 on val is 1 lower than on test."""
     cells = [
         {
@@ -32,14 +35,25 @@ def record(folder, seed: int, rate: float, value: float, code: str = "a") -> Non
         for s, shift in (("val", -1.0), ("test", 0.0))
         for c, v in (("dress", value + shift + 3), ("mean", value + shift))
     ]
+    if rate:
+        for metric, quality in (("AUROC similarity", 0.9), ("AP similarity", 0.8)):
+            for category in ("all", "shuffle"):
+                cells.append({"metric": metric, "category": category, "value": quality + seed / 100, "split": "train",
+                              "n": 40, "n_noisy": 20, "low": 0.1, "high": 1.0})  # fmt: skip
+    run_id = run_id or f"r{seed}-{rate}"
+    config = {"variant": "paper"} | changes.pop("config", {})
+    parameters = {**vars(RunParameters()), "noise_rate": rate, "seed": seed} | changes
     content = {
-        "run_id": f"r{seed}-{rate}", "parameters": {**vars(RunParameters()), "noise_rate": rate, "seed": seed},
-        "effective": {"protocols": [{"dataset": "garments"}], "method_config": {"variant": "paper"}, "code": code},
+        "run_id": run_id, "parameters": parameters,
+        "effective": {"protocols": [{"dataset": "garments", "exclude_reference": False}], "method_config": config,
+                      "code": code, "backbone": "tiny"},
         "noise": {"nominal": rate, "realised": rate - 0.01}, "choose_on": "val", "report_on": "test",
-        "comparable": True, "provenance": {"commit": "c0", "versions": {"torch": "2"}}, "metrics": cells,
+        "comparable": True, "provenance": {"commit": "c0", "dirty": False, "versions": {"torch": "2"}},
+        "metrics": cells,
     }  # fmt: skip
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    (folder / "runs" / f"{seed}-{rate}.json").write_text(json.dumps(content))
+    name = "-".join([run_id, *map(str, changes.values())])
+    (folder / "runs" / f"{name}.json").write_text(json.dumps(content))
 
 
 @pytest.fixture
@@ -53,8 +67,8 @@ def study(tmp_path):
 
 def test_summary_is_the_mean_over_seeds_of_the_reported_split(study):
     summary = summarise(collect(study)).set_index("noise_rate")
-    assert summary.loc[0.0, "R@1"] == "82.0 [80.0, 84.0]" and summary.loc[0.5, "R@1"] == "52.0 [50.0, 54.0]"
-    assert summary.loc[0.0, "seeds"] == 2 and summary.loc[0.0, "n"] == 12
+    assert summary.loc[0.0, "R@1"] == "82.0 ±2.8 [80.0, 84.0]" and summary.loc[0.5, "R@1"] == "52.0 ±2.8 [50.0, 54.0]"
+    assert summary.loc[0.0, "seeds"] == "0 1" and summary.loc[0.0, "n"] == 12
 
 
 def test_difference_pairs_the_same_run_of_both_tables(study):
@@ -71,10 +85,10 @@ def test_study_without_runs_is_one_sentence(tmp_path):
 
 
 def test_tables_are_written_and_mixed_code_is_pointed_out(study, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(tables, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
     write_tables(study)
-    assert len(pd.read_csv(study / "results.csv")) == 16
-    assert "82.0 [80.0, 84.0]" in (study / "summary.md").read_text()
+    assert len(pd.read_csv(study / "results.csv")) == 24
+    assert "82.0 ±2.8 [80.0, 84.0]" in (study / "summary.md").read_text()
     assert "different versions of the code" not in capsys.readouterr().out
     record(study, 2, 0.0, 70.0, code="b")
     write_tables(study)
@@ -82,14 +96,14 @@ def test_tables_are_written_and_mixed_code_is_pointed_out(study, monkeypatch, tm
 
 
 def test_publishing_fills_the_readme_block_and_nothing_else(study, monkeypatch, tmp_path):
-    monkeypatch.setattr(tables, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
     (tmp_path / "README.md").write_text(f"# head\n{BEGIN}\nold\n{END}\ntail\n")
     (study / "notebooks").mkdir()
     (study / "notebooks" / "07.ipynb").write_text("{}")
     write_tables(study)
-    tables.publish(study)
+    publish(study)
     text = (tmp_path / "README.md").read_text()
-    assert text.startswith("# head\n") and text.endswith("tail\n") and "old" not in text and "82.0 [80.0" in text
+    assert text.startswith("# head\n") and text.endswith("tail\n") and "old" not in text and "82.0 ±2.8 [80.0" in text
     assert (tmp_path / "results" / "reference" / "notebooks" / "07.ipynb").is_file()
     write_tables(study)
     assert (pd.read_csv(study / "difference.csv").difference == 0).all()
@@ -108,3 +122,70 @@ def test_index_shows_every_figure_with_its_line(tmp_path):
     page = (tmp_path / "index.html").read_text()
     assert page.count("<img") == 2 and "look at &lt;00_a&gt;" in page and 'src="02_b.png"' in page
     assert (tmp_path / "00_a.svg").is_file()
+
+
+def test_a_clean_run_stands_under_every_kind_it_was_asked_for_and_once(tmp_path):
+    for kind in ("shuffle", "hard"):
+        record(tmp_path, 0, 0.0, 80.0, run_id="same", noise_kind=kind)
+        record(tmp_path, 0, 0.5, 50.0, run_id=f"half-{kind}", noise_kind=kind)
+    (tmp_path / "runs" / "again.json").write_text((tmp_path / "runs" / "same-hard.json").read_text())
+    table = collect(tmp_path)
+    summary = summarise(table)
+    assert sorted(zip(summary.noise_kind, summary.noise_rate, strict=True)) == [
+        ("hard", 0.0), ("hard", 0.5), ("shuffle", 0.0), ("shuffle", 0.5),
+    ]  # fmt: skip
+    assert summary.seeds.tolist() == ["0"] * 4
+    clean = table[(table.noise_rate == 0) & (table.category == "mean") & table.reported]
+    assert len(clean) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"lr": 1e-3}, {"batch_size": 64}, {"caption_mode": "first"}, {"config": {"temperature": 0.1}}]
+)
+def test_settings_that_differ_are_never_averaged(tmp_path, change):
+    record(tmp_path, 0, 0.5, 50.0)
+    record(tmp_path, 1, 0.5, 90.0, run_id="other", **change)
+    summary = summarise(collect(tmp_path))
+    assert sorted(summary["R@1"]) == ["50.0 [48.0, 52.0]", "90.0 [88.0, 92.0]"]
+    assert set(change) & set(summary.columns) or "options" in summary.columns
+    lines = recall_by_rate(collect(tmp_path).query("reported")).axes[0].containers
+    assert len(lines) == 2
+
+
+def test_two_answers_for_one_seed_are_refused(tmp_path):
+    record(tmp_path, 0, 0.5, 50.0)
+    record(tmp_path, 0, 0.5, 51.0, run_id="newer")
+    with pytest.raises(DataError, match="two records disagree about infonce on garments with shuffle 0.5, seed 0"):
+        collect(tmp_path)
+
+
+def test_every_seed_has_its_column(study):
+    wide = every_seed(collect(study)).set_index("noise_rate")
+    assert wide.loc[0.5, ["seed 0", "seed 1"]].tolist() == [50.0, 54.0]
+
+
+def test_detection_table_averages_seeds_and_shows_chance(study):
+    row = detection_table(collect(study)).iloc[0]
+    assert row["AUROC similarity"] == "0.905 ±0.007" and row["chance"] == "0.500" and row["seeds"] == 2
+
+
+def test_paired_differences_are_within_seeds(tmp_path):
+    runs, rng = tmp_path / "all", np.random.default_rng(0)
+    expected = {}
+    for seed in (0, 1):
+        base = rng.integers(0, 4, size=40)
+        for method, shift in (("infonce", 0), ("rcl", seed)):
+            run_id = f"{method}{seed}"
+            record(tmp_path, seed, 0.5, 50.0, run_id=run_id, method=method)
+            better = np.maximum(base - shift, 0)
+            expected[run_id] = 100 * np.mean(better == 0)
+            frame = pd.DataFrame({"query": range(40), "category": "NA", "better": better, "tied": 0})
+            (runs / run_id).mkdir(parents=True)
+            frame.to_csv(runs / run_id / "ranks_test.csv", index=False)
+    table = paired(collect(tmp_path), runs=runs).set_index("seed")
+    assert table.loc["0", "difference"] == 0
+    assert table.loc["1", "difference"] == pytest.approx(expected["rcl1"] - expected["infonce1"]) != 0
+    assert table.loc["mean", "difference"] == pytest.approx(table.loc["1", "difference"] / 2)
+    assert table.loc["mean", "low"] < table.loc["mean", "difference"] < table.loc["mean", "high"]
+    assert (table.method == "rcl").all() and (table.against == "infonce").all()
+    assert paired(collect(tmp_path), runs=tmp_path / "nowhere").empty

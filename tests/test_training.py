@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from cirkit import checkpoints
 from cirkit.data.fashioniq import load_fashioniq
 from cirkit.data.images import ImageFolder
 from cirkit.features import build_store
@@ -68,7 +72,7 @@ def test_interrupted_run_resumes_to_the_same_numbers(world, small_backbone, tmp_
     clean = np.ones(len(world[0]), dtype=bool)
     whole, expected = train(world, small_backbone, name, clean=clean)
 
-    def kill_in_second_epoch(epoch, method):
+    def kill_in_second_epoch(epoch, *_):
         if epoch == 1:
             raise Killed
         return {}
@@ -82,10 +86,181 @@ def test_interrupted_run_resumes_to_the_same_numbers(world, small_backbone, tmp_
         assert torch.equal(value, resumed.trained_state()[key]), key
 
 
-def test_damaged_checkpoint_is_named(world, small_backbone, tmp_path):
-    (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
-    with pytest.raises(ValueError, match="resume.pt cannot be resumed"):
-        train(world, small_backbone, folder=tmp_path)
+@pytest.fixture
+def stopped(world, small_backbone, tmp_path):
+    """Folder of a run that stopped after its first epoch."""
+    folder = tmp_path / "stopped"
+
+    def stop(epoch, *_):
+        if epoch:
+            raise Killed
+        return {"R@1": np.float64(50)}
+
+    with pytest.raises(Killed):
+        train(world, small_backbone, folder=folder, on_epoch=stop)
+    return folder
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, 0.5, -1])
+def test_damaged_checkpoint_is_named_with_the_way_out(world, small_backbone, stopped, length):
+    path = stopped / CHECKPOINT
+    content = path.read_bytes()
+    path.write_bytes(content[: int(length * len(content)) if isinstance(length, float) else length])
+    message = r"^\S+resume.pt cannot be resumed from \(.+\); delete it to start this run again$"
+    with pytest.raises(ValueError, match=message):
+        train(world, small_backbone, folder=stopped)
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match=message):
+        train(world, small_backbone, folder=stopped)
+
+
+def test_one_flipped_byte_of_a_weight_is_noticed(world, small_backbone, stopped):
+    path = stopped / CHECKPOINT
+    weights = torch.load(path, weights_only=True)["method"]["backbone.query_tokens"].numpy()
+    content = bytearray(path.read_bytes())
+    content[content.index(weights.tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="delete it to start this run again"):
+        train(world, small_backbone, folder=stopped)
+
+
+def test_checkpoint_with_a_renamed_key_is_refused(world, small_backbone, stopped):
+    state = torch.load(stopped / CHECKPOINT, weights_only=True)
+    state["method"]["query"] = state["method"].pop("backbone.query_tokens")
+    torch.save(state, stopped / CHECKPOINT)
+    with pytest.raises(ValueError, match="missing backbone.query_tokens; unexpected query.*; delete it to start"):
+        train(world, small_backbone, folder=stopped)
+    torch.save({k: v for k, v in state.items() if k != "identity"}, stopped / CHECKPOINT)
+    with pytest.raises(ValueError, match="another version of cirkit wrote it"):
+        train(world, small_backbone, folder=stopped)
+
+
+def test_checkpoint_of_another_run_is_refused_and_says_what_differs(world, small_backbone, stopped, monkeypatch):
+    noisy = corrupt(world[0], 0.5, "shuffle", seed=1)
+    others = {
+        "training settings": lambda: train(
+            world, small_backbone, folder=stopped, config=TrainConfig(epochs=3, batch_size=16, lr=1e-3)
+        ),
+        "method": lambda: train(world, small_backbone, "rcl", folder=stopped),
+        "starting weights": lambda: train(world, lambda: small_backbone(seed=1), folder=stopped),
+        "triplets": lambda: train(world, small_backbone, triplets=noisy.triplets, folder=stopped),
+    }
+    for part, other in others.items():
+        with pytest.raises(ValueError, match=f"resume.pt belongs to another run: different {part}; use another folder"):
+            other()
+    monkeypatch.setattr(world[1], "key", "0" * 32)
+    with pytest.raises(ValueError, match="different image features;"):
+        train(world, small_backbone, folder=stopped)
+
+
+def test_the_loss_scale_of_half_precision_is_kept(world, small_backbone, tmp_path):
+    method = build_method("infonce", small_backbone())
+    optimizer = torch.optim.AdamW(method.parameters())
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    one, other = torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu")
+    checkpoints.save(tmp_path / CHECKPOINT, {}, method, optimizer, schedule, one, [{"epoch": 1}])
+    history = checkpoints.resume(tmp_path / CHECKPOINT, {}, method, optimizer, schedule, other)
+    assert history == [{"epoch": 1}] and other.get_scale() == 8.0
+
+
+def test_full_disk_stops_the_run_and_keeps_the_checkpoint(world, small_backbone, stopped):
+    resource = pytest.importorskip("resource")
+    before, content = resource.getrlimit(resource.RLIMIT_FSIZE), (stopped / CHECKPOINT).read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="resume.pt cannot be written .*; the checkpoint of the epoch before stays"):
+            train(world, small_backbone, folder=stopped)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in stopped.iterdir()] == [CHECKPOINT]
+    assert (stopped / CHECKPOINT).read_bytes() == content
+
+
+def test_a_cell_run_again_after_an_interrupt_goes_on(world, small_backbone, tmp_path):
+    method, expected = build_method("infonce", small_backbone()), losses(train(world, small_backbone)[1])
+
+    def stop(epoch, *_):
+        if epoch:
+            raise KeyboardInterrupt
+        return {}
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(method, world[0], world[1], CONFIG, tmp_path / "run", on_epoch=stop, progress=False)
+    for _ in range(2):
+        assert losses(fit(method, world[0], world[1], CONFIG, tmp_path / "run", progress=False)) == expected
+    fit(method, world[0], world[1], CONFIG, tmp_path / "later", progress=False)
+    with pytest.raises(ValueError, match="different starting weights;"):
+        train(world, small_backbone, folder=tmp_path / "later")
+
+
+def test_an_oracle_goes_on_only_with_the_truth_it_began_with(world, small_backbone, tmp_path):
+    clean = np.arange(len(world[0])) % 3 > 0
+    train(world, small_backbone, "oracle-infonce", folder=tmp_path, clean=clean)
+    assert len(train(world, small_backbone, "oracle-infonce", folder=tmp_path, clean=clean)[1]) == 3
+    with pytest.raises(ValueError, match="different truth about the noise;"):
+        train(world, small_backbone, "oracle-infonce", folder=tmp_path, clean=~clean)
+    train(world, small_backbone, folder=tmp_path / "blind", clean=clean)
+    assert len(train(world, small_backbone, folder=tmp_path / "blind", clean=~clean)[1]) == 3
+
+
+def test_a_checkpoint_that_another_process_takes_away_is_no_error(world, small_backbone, stopped):
+    expected = train(world, small_backbone)[1]
+    (stopped / CHECKPOINT).unlink()
+    assert losses(train(world, small_backbone, folder=stopped)[1]) == losses(expected)
+
+
+def test_one_process_may_train_in_several_precisions(world, small_backbone):
+    full = train(world, small_backbone)[1]
+    half = train(world, small_backbone, config=dataclasses.replace(CONFIG, mixed_precision="bf16"))[1]
+    assert losses(half) != losses(full)
+    assert losses(half) == pytest.approx(losses(full), rel=0.05)
+    assert losses(train(world, small_backbone)[1]) == losses(full)
+
+
+def test_half_precision_without_a_gpu_is_one_sentence(world, small_backbone):
+    with pytest.raises(ValueError, match="^mixed_precision 'fp16' needs a GPU; use 'no' or 'bf16' on the CPU$"):
+        train(world, small_backbone, config=dataclasses.replace(CONFIG, mixed_precision="fp16"))
+    assert len(train(world, small_backbone)[1]) == 3
+
+
+def test_several_processes_are_refused(world, small_backbone, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="training runs in one process so far"):
+        train(world, small_backbone)
+
+
+def test_a_run_of_few_steps_says_so_and_only_that(world, small_backbone):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(world, small_backbone, config=TrainConfig(epochs=3, batch_size=16))
+    with pytest.warns(
+        UserWarning, match=r"^this run has 3 optimizer steps in all and trains almost nothing; take more"
+    ):
+        train(world, small_backbone, config=TrainConfig(epochs=3, batch_size=1000))
+
+
+def test_a_batch_larger_than_the_set_holds_all_of_it(world, small_backbone):
+    probe = Probe(small_backbone())
+    fit(probe, world[0], world[1], TrainConfig(epochs=2, batch_size=1000), progress=False)
+    assert [sorted(batch.rows.tolist()) for _, batch in probe.batches] == [list(range(len(world[0])))] * 2
+
+
+def test_only_the_learning_rate_is_scheduled(world, small_backbone):
+    seen, optimizers, adamw = [], [], torch.optim.AdamW
+
+    def watched(*arguments, **settings):
+        optimizers.append(adamw(*arguments, **settings))
+        return optimizers[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "AdamW", watched)
+        config = dataclasses.replace(CONFIG, epochs=2)
+        fit(
+            Probe(small_backbone()), world[0], world[1], config, progress=False,
+            on_epoch=lambda *_: seen.append([(g["betas"], g["lr"]) for g in optimizers[0].param_groups]) or {},
+        )  # fmt: skip
+    assert {betas for groups in seen for betas, _ in groups} == {(0.9, 0.98)}
+    assert len({lr for groups in seen for _, lr in groups}) == 2
 
 
 def test_checkpoint_loads_weights_only_and_without_the_tower(world, small_backbone, tmp_path):
@@ -118,10 +293,21 @@ def test_loss_that_is_not_finite_stops_the_run(world, small_backbone):
         fit(method, world[0], world[1], CONFIG, progress=False)
 
 
-def test_impossible_settings_are_named():
-    for name in ("epochs", "batch_size", "lr"):
-        with pytest.raises(ValueError, match=f"{name} must be greater than 0"):
-            TrainConfig(**{name: 0})
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"epochs": 0}, "epochs must be greater than 0, got 0"), ({"batch_size": -1}, "batch_size must be greater"),
+        ({"lr": 0.0}, "lr must be greater"), ({"lr": float("nan")}, "lr must be greater than 0, got nan"),
+        ({"lr": float("inf")}, "lr must"), ({"epochs": 2.5}, r"epochs must be a whole number, got 2\.5"),
+        ({"batch_size": 1}, "batch_size must be at least 2"), ({"seed": -1}, "seed must be from 0"),
+        ({"warmup": 0.0}, "warmup is a share"), ({"warmup": 1.0}, "warmup is a share"),
+        ({"weight_decay": -0.1}, "weight_decay must not be negative"), ({"betas": (0.9, 1.0)}, "betas are two numbers"),
+        ({"mixed_precision": "bf8"}, "mixed_precision 'bf8' is none of no, bf16, fp16"), ({"eps": 0.0}, "eps must"),
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_named(setting, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**setting)
 
 
 class Probe(Method):
@@ -175,7 +361,7 @@ def test_random_draws_follow_the_seed_and_go_on_after_a_resume(world, small_back
     whole = Probe(small_backbone())
     fit(whole, world[0], world[1], CONFIG, progress=False)
 
-    def kill(epoch, method):
+    def kill(epoch, *_):
         if epoch == 1:
             raise Killed
         return {}

@@ -228,3 +228,26 @@ def test_protocol_is_json_and_names_what_changes_a_number():
         "dropped_images": 0,
         "comparable": True,
     }
+
+
+def test_query_ids_and_aspects_are_columns():
+    triplets = make(query_ids=("7", "8", "9"), aspects=(("addition",), (), ("negation",)))
+    assert triplets.select([2, 0]).query_ids == ("9", "7")
+    assert triplets.select([2, 0]).aspects == (("negation",), ("addition",))
+    with pytest.raises(DataError, match="equal lengths"):
+        make(query_ids=("7",))
+
+
+def test_category_called_mean_is_refused():
+    with pytest.raises(DataError, match='a category called "mean"'):
+        make(2, categories=("mean", "mean"), galleries={"mean": ("t0", "t1")})
+
+
+@pytest.mark.parametrize("split", ["val", "test1"])
+def test_reference_as_target_is_refused_where_it_is_taken_out_of_the_ranking(split):
+    same = {"targets": ("r0", "t1", "r2"), "split": split}
+    assert len(make(**same)) == 3
+    with pytest.raises(DataError, match=rf"2 queries of mini {split} .*\(r0, r2\).*exclude_reference=False"):
+        make(**same, exclude_reference=True)
+    # noise may do this to training rows, which are not ranked
+    assert make(**(same | {"split": "train"}), exclude_reference=True).targets[0] == "r0"

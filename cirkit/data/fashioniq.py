@@ -13,22 +13,17 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from cirkit.data.annotations import DataError, first_ids, read_json
-from cirkit.data.triplets import TripletSet, check_caption_mode, check_gallery_rule
+from cirkit.data.annotations import DataError, first_ids, image_id, image_ids, kind_of, read_json, stored_name
+from cirkit.data.captions import check_caption_mode
+from cirkit.data.entries import Entries, Part, targets_outside, union_gallery, used_images
+from cirkit.data.triplet_checks import check_gallery_rule
+from cirkit.data.triplets import TripletSet
 
+CATEGORIES = {"dress", "shirt", "toptee"}  # of FashionIQ itself
 _CAPTION_FILE = re.compile(r"cap\.(?P<category>.+)\.(?P<split>[^.]+)\.json")
 _GALLERY_FILE = re.compile(r"split\.(?P<category>.+)\.(?P<split>[^.]+)\.json")
 _CIRR_HINT = "; this looks like CIRR, which has its own layout"
-
-
-class Entries(NamedTuple):
-    """One caption file as columns of equal length."""
-
-    references: tuple[str, ...]
-    captions: tuple[tuple[str, ...], ...]
-    targets: tuple[str | None, ...]
 
 
 def load_fashioniq(
@@ -46,13 +41,14 @@ def load_fashioniq(
     Args:
         root: folder with captions/ and image_splits/.
         split: "train", "val" or "test".
-        categories: which to read, in this order; None reads all that have a caption file, sorted.
+        categories: which to read, in this order; None reads all, sorted, and refuses a split in which one has a
+            gallery but no captions.
         caption_mode: see `TripletSet`. With "both", rows 2i and 2i+1 are triplet i with either order.
         gallery_rule: "split" ranks the full list of the split file; "union" only the images that occur in a
             query of the category, which gives higher numbers.
         exclude_reference: take the reference out of the ranking. The public code of CLIP4CIR, SPRC, TME and
             QuRe ranks it (False); that of ConeSep, HABIT and INTENT puts it last (True).
-        name: recorded data set name; default is the name in dataset.json, else "fashioniq".
+        name: recorded data set name; default as `dataset_name`, so that data of one's own are not called fashioniq.
         exclude_leaks: leave out triplets whose reference or target also occurs in triplets on the other side
             of the border between training and evaluation, over all categories of the folder. For "train" the
             other side is every other split, so that evaluation can stay as published; for "val" and "test" it
@@ -120,16 +116,24 @@ def gallery_file(root: str | Path, category: str, split: str) -> Path:
     return Path(root) / "image_splits" / f"split.{category}.{split}.json"
 
 
+def splits(root: str | Path) -> set[str]:
+    """Names of the splits that have a caption file."""
+    return {split for _, split in caption_files(root)}
+
+
+def silent_categories(captions: Iterable[Part], galleries: Iterable[Part], split: str) -> list[str]:
+    """Categories with a gallery but no captions in a split that has captions of others, sorted."""
+    with_captions = {category for category, of in captions if of == split}
+    listed = {category for category, of in galleries if of == split}
+    return sorted(listed - with_captions) if with_captions else []
+
+
 def dataset_name(root: str | Path) -> str:
-    """The name in <root>/dataset.json, else "fashioniq"."""
-    path = Path(root) / "dataset.json"
-    if not path.is_file():
-        return "fashioniq"
-    content = read_json(path)
-    name = content.get("name") if isinstance(content, dict) else None
-    if not isinstance(name, str) or not name:
-        raise DataError(f'{path} does not hold {{"name": "..."}}.')
-    return name
+    """The name in <root>/dataset.json; without it "fashioniq" if the categories are FashionIQ's, else the folder's."""
+    if name := stored_name(root):
+        return name
+    known = {category for category, _ in caption_files(root)} <= CATEGORIES
+    return "fashioniq" if known else Path(root).expanduser().resolve().name
 
 
 def read_entries(path: str | Path) -> Entries:
@@ -141,24 +145,24 @@ def read_entries(path: str | Path) -> Entries:
     """
     content = read_json(path)
     if not isinstance(content, list):
-        raise DataError(f"{path} holds {_kind(content)}, not a list of triplets.")
+        raise DataError(f"{path} holds {kind_of(content)}, not a list of triplets.")
     references, all_captions, targets = [], [], []
     for row, entry in enumerate(content):
         where = f"{path}, entry {row}"
         if not isinstance(entry, dict):
-            raise DataError(f"{where} is {_kind(entry)}, not an object with candidate, target and captions.")
+            raise DataError(f"{where} is {kind_of(entry)}, not an object with candidate, target and captions.")
         if "candidate" not in entry:
             hint = _CIRR_HINT if "pairid" in entry or "reference" in entry else ""
             raise DataError(f"{where} has no 'candidate' (keys: {', '.join(entry) or 'none'}){hint}.")
         captions = entry.get("captions")
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-            raise DataError(f"{where}: 'captions' is {_kind(captions)}, not a list of strings.")
+            raise DataError(f"{where}: 'captions' is {kind_of(captions)}, not a list of strings.")
         if not 1 <= len(captions) <= 2:
             raise DataError(f"{where} has {len(captions)} captions; this layout has one or two.")
-        references.append(_image_id(entry["candidate"], f"{where}, candidate"))
+        references.append(image_id(entry["candidate"], f"{where}, candidate"))
         all_captions.append(tuple(captions))
         target = entry.get("target")
-        targets.append(None if target is None else _image_id(target, f"{where}, target"))
+        targets.append(None if target is None else image_id(target, f"{where}, target"))
     if None in targets and any(targets):
         raise DataError(f"{path}, entry {targets.index(None)} has no 'target', but other entries have one.")
     return Entries(tuple(references), tuple(all_captions), tuple(targets))
@@ -171,38 +175,9 @@ def read_gallery(path: str | Path) -> tuple[str, ...]:
         DataError: the file is not a list of ids, or an id stands in it twice (it would be ranked twice).
     """
     content = read_json(path)
-    if not isinstance(content, list):
-        hint = _CIRR_HINT if isinstance(content, dict) else ""
-        raise DataError(f"{path} holds {_kind(content)}, not a list of image ids{hint}.")
-    ids = tuple(_image_id(value, f"{path}, entry {row}") for row, value in enumerate(content))
-    if len(set(ids)) < len(ids):
-        seen: set[str] = set()
-        repeated = list(dict.fromkeys(image for image in ids if image in seen or seen.add(image)))
-        raise DataError(f"{path} lists {len(repeated):,} ids more than once ({first_ids(repeated)}).")
-    return ids
-
-
-def targets_outside(entries: Entries, gallery: Iterable[str]) -> set[str]:
-    """Targets that the gallery lacks."""
-    return set(entries.targets) - {None} - set(gallery)
-
-
-def union_gallery(entries: Entries, gallery: Iterable[str], path: str | Path) -> tuple[str, ...]:
-    """Images that are reference or target of a query: in gallery order, then any it lacks, sorted.
-
-    Raises:
-        DataError: the targets are not public, so the union would lack the right answers.
-    """
-    if None in entries.targets:
-        raise DataError(f"{path} has no targets, so gallery_rule 'union' would lack the right answers; use 'split'.")
-    used = set(entries.references).union(entries.targets)
-    listed = tuple(image for image in gallery if image in used)
-    return listed + tuple(sorted(used.difference(listed)))
-
-
-def used_images(entries: Entries) -> set[str]:
-    """Images that occur in a triplet."""
-    return set(entries.references).union(entries.targets) - {None}
+    if isinstance(content, dict):
+        raise DataError(f"{path} holds an object, not a list of image ids{_CIRR_HINT}.")
+    return image_ids(content, str(path))
 
 
 def _without_leaks(triplets: TripletSet, root: Path, files: dict[tuple[str, str], Path]) -> TripletSet:
@@ -243,6 +218,11 @@ def _choose_categories(
         there = ", ".join(sorted({file_split for _, file_split in files}))
         raise DataError(f"{root / 'captions'} has no caption file for split {split!r} (it has {there}).")
     if categories is None:
+        if silent := silent_categories(files, gallery_files(root), split):
+            raise DataError(
+                f"{root} has a gallery but no caption file for {first_ids(silent)} in split {split!r}, so the mean over"
+                f" categories would lack it; add the file, or name the categories to read ({', '.join(available)})."
+            )
         return available
     wanted = list(dict.fromkeys([categories] if isinstance(categories, str) else categories))
     unknown = [category for category in wanted if category not in available]
@@ -252,17 +232,3 @@ def _choose_categories(
             f" it has {', '.join(available)}."
         )
     return wanted
-
-
-def _image_id(value: Any, where: str) -> str:
-    # JSON integers have no leading zeros and no limit, so their digits are the id; a float has no one form.
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str) or not value:
-        raise DataError(f"{where} is {value!r}, not an image id (a string).")
-    return value
-
-
-def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a string", type(None): "nothing", bool: "a truth value"}
-    return kinds.get(type(value), "a number")

@@ -11,9 +11,7 @@ from itertools import chain
 
 import pandas as pd
 
-from cirkit.data.fashioniq import Entries, targets_outside, used_images
-
-Part = tuple[str, str]
+from cirkit.data.entries import Entries, Part, targets_outside, used_images
 
 _PART = ["category", "split"]
 _PAIR = ["reference", "target"]

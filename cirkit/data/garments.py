@@ -11,13 +11,8 @@ targets), ``attributes.csv`` (a row an image), ``changes.csv`` (a row a changed 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +24,8 @@ from tqdm import tqdm
 from cirkit.data.annotations import DataError
 from cirkit.data.garment_drawing import ATTRIBUTES, draw_garment
 from cirkit.data.garment_texts import change_captions, description, vocabulary
-from cirkit.data.garment_truth import attributes, preservation, relevance
-from cirkit.paths import atomic_path, cache_dir
+from cirkit.data.truth import attributes, preservation, relevance
+from cirkit.data.worlds import build_world, check_counts, digest, is_whole, spread_evenly
 
 __all__ = ["ATTRIBUTES", "CATEGORIES", "DEFAULT_RECIPE", "SPLITS", "GarmentsRecipe", "attributes"]
 __all__ += ["build_garments", "is_complete", "preservation", "relevance", "split_vectors", "stage1_images"]
@@ -64,10 +59,7 @@ class GarmentsRecipe:
     version: int = 1  # raised whenever drawing or wording changes
 
     def __post_init__(self) -> None:
-        counts = dataclasses.asdict(self)
-        for name, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < (0 if name == "seed" else 1):
-                raise DataError(f"garments recipe: {name} is {value!r}, not a positive whole number.")
+        check_counts("garments", self)
         vectors = len(all_vectors())
         needed = 2 * self.gallery_images + self.train_vectors
         if needed > vectors:
@@ -80,8 +72,7 @@ class GarmentsRecipe:
     @property
     def digest(self) -> str:
         """Ten hex digits that name the recipe in folder names."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+        return digest(self)
 
     def images(self, split: str) -> int:
         return self.train_images if split == "train" else self.gallery_images
@@ -128,25 +119,14 @@ def image_table(recipe: GarmentsRecipe) -> pd.DataFrame:
 def choose_pairs(codes: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Distinct (reference, target) rows whose codes differ in one or two columns, int [count, 2].
 
-    Half of the pairs change one attribute and half two, spread evenly over the attributes (and over the pairs
-    of attributes) as far as `codes` [n, A] allows: drawn blindly, most would change colour, which has
-    the most values. Raises DataError if there are too few pairs.
+    They are spread over the attributes as `spread_evenly` says. Raises DataError if there are too few pairs.
     """
-    n_columns = codes.shape[1]
-    differs = codes[:, None, :] != codes[None, :, :]
-    masks, n_changed = differs @ (1 << np.arange(n_columns)), differs.sum(axis=-1)
-    pairs, keys = [], []
-    for changed, kinds in ((1, n_columns), (2, n_columns * (n_columns - 1) // 2)):
-        for mask in np.unique(masks[n_changed == changed]):
-            found = rng.permutation(np.argwhere(masks == mask))
-            pairs.append(found)
-            # The r-th pair of a kind comes at "time" r x kinds: taking the earliest fills all kinds evenly.
-            keys.append((np.arange(len(found)) + rng.random(len(found))) * kinds)
-    available = sum(map(len, pairs))
-    if available < count:
-        raise DataError(f"garments recipe: {count} triplets a category are wanted, {available} pairs exist.")
-    chosen = np.concatenate(pairs)[np.argsort(np.concatenate(keys), kind="stable")[:count]]
-    return rng.permutation(chosen)
+    differs = (codes[:, None, :] != codes[None, :, :]).reshape(-1, codes.shape[1])
+    pairs = np.indices((len(codes), len(codes))).reshape(2, -1).T
+    chosen = spread_evenly(pairs, differs, count, rng)
+    if len(chosen) < count:
+        raise DataError(f"garments recipe: {count} triplets a category are wanted, {len(chosen)} pairs exist.")
+    return chosen
 
 
 def split_triplets(
@@ -168,40 +148,27 @@ def split_triplets(
 
 def is_complete(folder: Path, recipe: GarmentsRecipe) -> bool:
     """True if `folder` holds the world of `recipe`: the last-written file says so and no picture is gone."""
-    try:
-        same = json.loads((folder / "dataset.json").read_text())["recipe"] == dataclasses.asdict(recipe)
-        n_images = sum(recipe.images(split) for split in SPLITS) * len(CATEGORIES)
-        return same and len(os.listdir(folder / "images")) == n_images
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    n_images = sum(recipe.images(split) for split in SPLITS) * len(CATEGORIES)
+    return is_whole(folder, recipe, {"images/*": n_images})
 
 
 def build_garments(root: Path | None = None, recipe: GarmentsRecipe = DEFAULT_RECIPE, progress: bool = True) -> Path:
     """Write the world to <root>/garments-<digest of the recipe> and return that folder.
 
-    A no-op of milliseconds if it is there. The world is written beside its place and renamed when whole, so a
-    killed build leaves nothing that counts as complete, and of two builders at once either may win: the bytes
-    are the same.
+    A no-op of milliseconds if it is there; see `build_world` for what happens to killed and simultaneous builds.
 
     Args:
         root: folder that holds worlds; default ``<cache>/worlds``.
         recipe: what to build.
         progress: show a progress bar on stderr.
     """
-    root = cache_dir() / "worlds" if root is None else Path(root)
-    folder = root / f"garments-{recipe.digest}"
-    if is_complete(folder, recipe):
-        return folder
-    if folder.exists():  # somebody deleted files in it
-        aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.damaged")
-        with suppress(FileNotFoundError):  # another builder was faster
-            os.replace(folder, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-    with atomic_path(folder) as temporary:
-        write_world(temporary, recipe, progress)
-    if not is_complete(folder, recipe):
-        raise DataError(f"{folder}: the world could not be completed; remove the folder and build again.")
-    return folder
+    return build_world(
+        "garments",
+        root,
+        recipe,
+        complete=lambda folder: is_complete(folder, recipe),
+        write=lambda folder: write_world(folder, recipe, progress),
+    )
 
 
 def write_world(folder: Path, recipe: GarmentsRecipe, progress: bool) -> None:

@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from cirkit.data.fashioniq import caption_files, load_fashioniq
+import cirkit.data.cirr as cirr
+import cirkit.data.fashioniq as fashioniq
+from cirkit.data.annotations import DataError, first_ids
 from cirkit.data.garments import attributes, build_garments
 from cirkit.data.images import ImageFolder
-from cirkit.data.triplets import DataError, TripletSet
+from cirkit.data.scenes import build_scenes
+from cirkit.data.triplets import TripletSet
 
-DATASETS = ("garments", "fashioniq")
+
+@dataclass(frozen=True)
+class Source:
+    """How one data set is read.
+
+    Attributes:
+        load: (root, split, caption_mode=, gallery_rule=, exclude_reference=) -> TripletSet.
+        splits: root -> names of the splits that have a caption file.
+        test: the split to report on where its targets are known.
+        exclude_reference: whether the reference is taken out of the ranking by default.
+        images: (root, image_root or None) -> ImageFolder.
+        build: (parent folder or None, progress=) -> root; renders an embedded world. None: the user gives the root.
+        truth: root -> attributes of every image, where they are known.
+    """
+
+    load: Callable[..., TripletSet]
+    splits: Callable[[Path], Iterable[str]]
+    test: str
+    exclude_reference: bool
+    images: Callable[[Path, Path | None], ImageFolder]
+    build: Callable[..., Path] | None = None
+    truth: Callable[[Path], pd.DataFrame] | None = None
+
+
+def _fashioniq(**world: Callable) -> Source:
+    # the reference is ranked, as in the public code of CLIP4CIR, SPRC and QuRe
+    return Source(fashioniq.load_fashioniq, fashioniq.splits, "test", False, _image_folder, **world)
+
+
+def _cirr(**world: Callable) -> Source:
+    return Source(cirr.load_cirr, cirr.caption_files, "test1", True, cirr.cirr_images, **world)
+
+
+def _image_folder(root: Path, image_root: Path | None) -> ImageFolder:
+    return ImageFolder(image_root or root)
+
+
+SOURCES = {
+    "garments": _fashioniq(build=build_garments, truth=attributes),
+    "scenes": _cirr(build=build_scenes, truth=attributes),
+    "fashioniq": _fashioniq(),
+    "cirr": _cirr(),
+}
+DATASETS = tuple(SOURCES)
 
 
 @dataclass(frozen=True)
@@ -41,36 +88,44 @@ def load_data(
     image_root: Path | None = None,
     caption_mode: str = "first_and_second",
     gallery_rule: str = "split",
-    exclude_reference: bool = False,
+    exclude_reference: bool | None = None,
     progress: bool = True,
 ) -> Data:
     """Read every split of a data set; images are listed but not opened.
 
     Args:
-        dataset: ``garments``, rendered first if it is not there yet, or ``fashioniq``, any folder in that layout.
-        root: the data set's folder; for ``garments`` the folder that holds worlds, None for the cache.
+        dataset: ``garments``, rendered first if it is not there yet, or ``fashioniq`` or ``cirr``, any folder in that
+            layout.
+        root: the data set's folder; for an embedded world the folder that holds worlds, None for the cache.
         image_root: folder of the images, where it is not ``root``.
         caption_mode: evaluated splits use ``first_and_second`` where training draws ``random`` forms.
+        exclude_reference: None takes the data set's default, True for ``cirr`` and False for the others.
 
     Raises:
         DataError: whatever is wrong with the files, in one sentence.
     """
-    if dataset not in DATASETS:
+    if dataset not in SOURCES:
         raise DataError(f"unknown dataset {dataset!r}; known: {', '.join(DATASETS)}")
-    truth = None
-    if dataset == "garments":
-        root = build_garments(root, progress=progress)
-        truth = attributes(root)
+    source = SOURCES[dataset]
+    if source.build is not None:
+        root = source.build(root, progress=progress)
     elif root is None:
-        raise DataError(f"dataset {dataset!r} needs data_root, the folder with captions/ and image_splits/")
+        raise DataError(f"dataset {dataset!r} needs data_root (DATA_ROOT), the folder with captions/ and image_splits/")
+    exclude_reference = source.exclude_reference if exclude_reference is None else exclude_reference
     rules = {"gallery_rule": gallery_rule, "exclude_reference": exclude_reference}
-    train = load_fashioniq(root, "train", caption_mode=caption_mode, **rules)
+    train = source.load(root, "train", caption_mode=caption_mode, **rules)
     fixed = "first_and_second" if caption_mode == "random" else caption_mode
-    val = load_fashioniq(root, "val", caption_mode=fixed, **rules)
+    val = source.load(root, "val", caption_mode=fixed, **rules)
     report = val
-    if any(split == "test" for _, split in caption_files(root)):
+    if source.test in source.splits(root):
         # without targets there is nothing to report, and no union of images that occur in a query
-        test = load_fashioniq(root, "test", caption_mode=fixed, exclude_reference=exclude_reference)
+        test = source.load(root, source.test, caption_mode=fixed, exclude_reference=exclude_reference)
         if test.has_targets:
-            report = load_fashioniq(root, "test", caption_mode=fixed, **rules)
-    return Data(train, val, report, ImageFolder(image_root or root), truth)
+            if lacking := sorted(set(val.galleries).difference(test.galleries)):
+                raise DataError(
+                    f"{root} has {first_ids(lacking)} in val but not in {source.test}, so that their averages would"
+                    f" be of different categories; add the {source.test} files, or remove them all."
+                )
+            report = source.load(root, source.test, caption_mode=fixed, **rules)
+    truth = None if source.truth is None else source.truth(root)
+    return Data(train, val, report, source.images(root, image_root), truth)

@@ -8,7 +8,7 @@ carries it into each result.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cirkit.data.annotations import DataError, first_ids
+from cirkit.data.captions import CAPTION_FORMS, CAPTION_MODES, join_captions
+from cirkit.data.triplet_checks import check_triplets
 
-CAPTION_FORMS = ("first_and_second", "second_and_first", "first", "second")
-CAPTION_MODES = (*CAPTION_FORMS, "random", "both")
-GALLERY_RULES = ("split", "union")
+__all__ = ["CAPTION_FORMS", "CAPTION_MODES", "DataError", "Triplet", "TripletSet", "join_captions"]
 
-_ROW_COLUMNS = ("references", "captions", "targets", "categories", "subsets", "ground_truths")
+_ROW_COLUMNS = (
+    "references", "captions", "targets", "categories", "subsets", "ground_truths", "query_ids", "aspects",
+)  # fmt: skip
 
 
 class Triplet(NamedTuple):
@@ -31,32 +33,6 @@ class Triplet(NamedTuple):
     text: str
     target: str | None
     category: str
-
-
-def join_captions(captions: Sequence[str], mode: str = "first_and_second") -> str:
-    """Join the captions of one triplet to the query text.
-
-    Blank captions are left out and the others stripped, so that a text never starts or ends with a stray
-    "and"; "first" and "second" fall back to the other caption where theirs is blank. If all are blank, so is
-    the text.
-
-    Args:
-        captions: one or more raw captions.
-        mode: one of `CAPTION_FORMS`.
-
-    Raises:
-        DataError: unknown mode.
-    """
-    if mode not in CAPTION_FORMS:
-        raise DataError(f"caption form {mode!r} is unknown; choose one of {', '.join(CAPTION_FORMS)}.")
-    parts = [part for part in (caption.strip() for caption in captions) if part]
-    if not parts:
-        return ""
-    if mode == "first":
-        return parts[0]
-    if mode == "second":
-        return parts[-1]
-    return " and ".join(parts if mode == "first_and_second" else reversed(parts))
 
 
 @dataclass(frozen=True)
@@ -78,14 +54,18 @@ class TripletSet:
         gallery_rule: "split" (the split file's full list) or "union" (images that occur in a query).
         exclude_reference: whether the reference is taken out of the ranking.
         subsets: n tuples of ids, where a data set defines a small candidate set per query.
-        ground_truths: n tuples of ids, where a query has several right answers.
+        ground_truths: n tuples of ids, where a query has several right answers, the target among them.
+        query_ids: n names of the queries, by which a submission file knows them.
+        aspects: n tuples of names of what a text asks for (CIRCO's semantic aspects).
         dropped_queries, dropped_images: what was taken out on request (missing images, leaking queries).
         exclude_leaks: whether queries that share images with training (or training triplets that share images
             with evaluation) were taken out.
 
     Raises:
-        DataError: columns of different length, an unknown mode or rule, an id that is not a string, or a row
-            whose category has no gallery.
+        DataError: columns of different length, an unknown mode or rule, an id that is not a string, a row
+            whose category has no gallery, a category called "mean" (that is the average over categories), or,
+            where the reference is taken out of the ranking and the split is not for training, a query whose
+            reference is its target.
     """
 
     name: str
@@ -100,12 +80,14 @@ class TripletSet:
     exclude_reference: bool = False
     subsets: tuple[tuple[str, ...], ...] | None = None
     ground_truths: tuple[tuple[str, ...], ...] | None = None
+    query_ids: tuple[str, ...] | None = None
+    aspects: tuple[tuple[str, ...], ...] | None = None
     dropped_queries: int = 0
     dropped_images: int = 0
     exclude_leaks: bool = False
 
     def __post_init__(self) -> None:
-        for column in self._columns():
+        for column in self.columns():
             object.__setattr__(self, column, tuple(getattr(self, column)))
         for row, captions in enumerate(self.captions):
             if isinstance(captions, str):
@@ -113,18 +95,7 @@ class TripletSet:
         object.__setattr__(self, "captions", tuple(map(tuple, self.captions)))
         galleries = {category: tuple(ids) for category, ids in self.galleries.items()}
         object.__setattr__(self, "galleries", galleries)
-        check_caption_mode(self.caption_mode, self.split)
-        check_gallery_rule(self.gallery_rule)
-        lengths = {column: len(getattr(self, column)) for column in self._columns()}
-        if len(set(lengths.values())) > 1:
-            raise DataError(f"the columns of a TripletSet need equal lengths, got {lengths}.")
-        for column, optional in (("references", False), ("targets", True)):
-            for row, value in enumerate(getattr(self, column)):
-                if not isinstance(value, str) and not (optional and value is None):
-                    raise DataError(f"{column}[{row}] is {value!r}; image ids are strings.")
-        without_gallery = sorted(set(self.categories) - set(galleries))
-        if without_gallery:
-            raise DataError(f"{self.name} {self.split} has no gallery for {first_ids(without_gallery)}.")
+        check_triplets(self)
 
     def __len__(self) -> int:
         return len(self.references)
@@ -208,7 +179,7 @@ class TripletSet:
             if rows.ndim != 1:
                 raise IndexError(f"rows must be one-dimensional, got shape {rows.shape}.")
         index = np.arange(len(self))[rows].tolist()
-        columns = {name: getattr(self, name) for name in self._columns()}
+        columns = {name: getattr(self, name) for name in self.columns()}
         return self.replace(**{name: tuple(map(values.__getitem__, index)) for name, values in columns.items()})
 
     def replace(self, **columns: Any) -> TripletSet:
@@ -270,19 +241,6 @@ class TripletSet:
             "comparable": self.comparable,
         }
 
-    def _columns(self) -> list[str]:
+    def columns(self) -> list[str]:
+        """Names of the columns that the set has."""
         return [name for name in _ROW_COLUMNS if getattr(self, name) is not None]
-
-
-def check_caption_mode(mode: str, split: str) -> None:
-    """Raises `DataError` for an unknown caption mode, and for "random" outside training."""
-    if mode not in CAPTION_MODES:
-        raise DataError(f"caption_mode {mode!r} is unknown; choose one of {', '.join(CAPTION_MODES)}.")
-    if mode == "random" and split != "train":
-        raise DataError(f"caption_mode 'random' is for training only, not for split {split!r}; name a fixed form.")
-
-
-def check_gallery_rule(rule: str) -> None:
-    """Raises `DataError` for an unknown gallery rule."""
-    if rule not in GALLERY_RULES:
-        raise DataError(f"gallery_rule {rule!r} is unknown; choose one of {', '.join(GALLERY_RULES)}.")

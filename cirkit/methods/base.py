@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cirkit.backbone import Backbone, TokenBatch
 from cirkit.data.triplets import TripletSet
 from cirkit.features import FeatureStore
+from cirkit.losses import row_losses
 from cirkit.presets import load_state
 from cirkit.scores import max_over_tokens
 
@@ -40,6 +42,13 @@ class TrainingView:
     clean: Tensor | None = None
 
 
+def check_positive(config: object, *names: str) -> None:
+    """Raises ValueError for an option that is not greater than 0."""
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} must be greater than 0, got {getattr(config, name)}")
+
+
 class Method(nn.Module):
     """A backbone, the method's own parameters, and a loss.
 
@@ -59,6 +68,7 @@ class Method(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.config = config
+        self.observed: dict[str, Tensor] = {}
 
     def query(self, references: Tensor, texts: Sequence[str] | TokenBatch) -> Tensor:
         """Reference patches [B,P,Dv] and texts -> composed queries [B,D], unit norm."""
@@ -74,6 +84,21 @@ class Method(nn.Module):
         ``step`` counts optimizer steps from 0 over the whole run.
         """
         raise NotImplementedError
+
+    def training_rows(self, clean: np.ndarray | None) -> np.ndarray | None:
+        """Rows of the training set to draw batches from, int [m]; None means all of them.
+
+        ``clean`` [n] is the truth about the noise; None unless the method declares ``uses_ledger``.
+        """
+        return None
+
+    def observe(self, similarity: Tensor, temperature: float) -> None:
+        """Note what a step saw of its rows, at no extra cost: their similarity s_ii and their InfoNCE loss.
+
+        The training loop collects both; from them comes how well they tell clean rows from noisy ones.
+        """
+        with torch.no_grad():
+            self.observed = {"similarity": similarity.diagonal().clone(), "loss": row_losses(similarity, temperature)}
 
     def start_epoch(self, view: TrainingView) -> dict[str, float] | None:
         """Called before each epoch; what it returns is written into the history."""
@@ -100,7 +125,6 @@ class Method(nn.Module):
         tower = {k: v for k, v in self.state_dict().items() if k.startswith("backbone.vision_model.")}
         load_state(self, {**state, **tower}, source)
 
-    @torch.no_grad()
     def similarity(self, batch: Batch) -> Tensor:
         """Scores s [B,B] of a batch, [query, target]: the best of a target's tokens."""
         return max_over_tokens(self.query(batch.references, batch.texts), self.target(batch.targets))

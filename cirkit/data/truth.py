@@ -1,4 +1,4 @@
-"""The truth about a built world `garments`, and the graded relevance that follows from it.
+"""The truth about a built world, and the graded relevance that follows from it.
 
 Recall knows one right image a query. Here the attributes of every image are known, so each gallery image can
 be graded: how much of what was asked for does it satisfy (`relevance`), how much of the rest does it keep
@@ -17,7 +17,7 @@ from cirkit.data.annotations import DataError, first_ids
 
 
 def attributes(root: Path) -> pd.DataFrame:
-    """Category and the five attributes of every image of the world in folder `root`; index id, all str.
+    """The attributes of every image of the world in folder `root`, one column each; index id, all str.
 
     Raises:
         DataError: no attributes.csv there.

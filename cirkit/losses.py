@@ -1,0 +1,68 @@
+"""Losses that several methods share: pure functions of a similarity matrix."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_CLAMP = 1e-7
+
+
+def row_losses(similarity: Tensor, temperature: float | Tensor) -> Tensor:
+    """InfoNCE of each query on its own: ``-log softmax_j(s_ij / tau)_ii``, the "small loss" of noisy-label methods.
+
+    Args:
+        similarity: s [B,B], row = query, column = target, own target on the diagonal.
+        temperature: tau, greater than 0.
+
+    Returns:
+        [B], at least float32.
+
+    Raises:
+        ValueError: the matrix is not square.
+    """
+    logits = _logits(similarity, temperature)
+    return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device), reduction="none")
+
+
+def infonce(similarity: Tensor, temperature: float | Tensor) -> Tensor:
+    """Cross-entropy of the own target among the batch, query to target: the mean of :func:`row_losses`.
+
+    The objective of CLIP4CIR and of SPRC's L_itc. Arguments and errors as there; a scalar.
+    """
+    return row_losses(similarity, temperature).mean()
+
+
+def robust_contrastive(similarity: Tensor, temperature: float | Tensor, rows: Tensor | None = None) -> Tensor:
+    """Robust contrastive loss (RCL): only push wrong targets away, never pull the given one.
+
+    ``-(1/|R|) sum_{i in R} sum_{j != i} log(1 - p_ij)`` with ``p = softmax_j(s_ij / tau)``, clamped to
+    [1e-7, 1 - 1e-7] as in the released code. Its gradient on a row is bounded, so a wrong pair that the model does not
+    believe pulls little. TME's RCL; ConeSep's L_robust (one direction, which is what its code computes).
+
+    Args:
+        similarity: s [B,B], row = query, column = target, own target on the diagonal.
+        temperature: tau, greater than 0.
+        rows: bool [B], the queries that count (R); all by default. The columns are always the whole batch.
+
+    Returns:
+        Scalar, at least float32; 0, with zero gradient, if no row counts.
+
+    Raises:
+        ValueError: the matrix is not square, or ``rows`` has another length.
+    """
+    logits = _logits(similarity, temperature)
+    if rows is None:
+        rows = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    if rows.shape != logits.shape[:1]:
+        raise ValueError(f"rows must be [{len(logits)}], got {tuple(rows.shape)}")
+    wrong = torch.log1p(-logits.softmax(dim=1).clamp(_CLAMP, 1 - _CLAMP))
+    per_row = -(wrong.sum(dim=1) - wrong.diagonal())
+    return (per_row * rows).sum() / rows.sum().clamp(min=1)
+
+
+def _logits(similarity: Tensor, temperature: float | Tensor) -> Tensor:
+    if similarity.dim() != 2 or similarity.shape[0] != similarity.shape[1]:
+        raise ValueError(f"similarity must be [B,B], got {tuple(similarity.shape)}")
+    return similarity.to(torch.promote_types(similarity.dtype, torch.float32)) / temperature

@@ -1,0 +1,145 @@
+"""Write what a study found: tables, figures and their index; and make a study the committed record.
+
+``python -m cirkit.publish results/study`` writes the tables of a study and compares them with the committed ones;
+``--reference`` makes a study the committed record: results/reference/, figures/ and the tables in README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import shutil
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from cirkit.data.annotations import DataError
+from cirkit.paths import atomic_path, project_root, resolve
+from cirkit.plots import recall_by_rate, save, set_style
+from cirkit.tables import collect, compare, detection_table, every_seed, paired, summarise
+
+BEGIN, END = "<!-- results: written by make reference -->", "<!-- end of results -->"
+TABLES = ("results.csv", "summary.md", "seeds.md", "paired.csv", "detection.md")
+
+
+def write_tables(folder: Path) -> None:
+    """The files named in ``TABLES``, the figure and, where a reference is committed, ``difference.csv``."""
+    table = collect(folder)
+    summary = summarise(table)
+    _write_csv(table, folder / "results.csv")
+    _write_csv(paired(table), folder / "paired.csv")
+    _write_markdown(summary, folder / "summary.md")
+    _write_markdown(every_seed(table), folder / "seeds.md")
+    _write_markdown(detection_table(table), folder / "detection.md")
+    print(summary.to_string(index=False))
+    if table.code.nunique() > 1:
+        print("Note: these runs were made by different versions of the code; `make clean` starts afresh.")
+    reference = project_root() / "results" / "reference" / "results.csv"
+    if reference.is_file():
+        difference = compare(table, pd.read_csv(reference, keep_default_na=False, na_values=[""]))
+        _write_csv(difference, folder / "difference.csv")
+        print("\nR@1 obtained beside the committed reference:")
+        for row in difference.itertuples():
+            print(
+                f"  {row.dataset} {row.method:14s} {row.noise_kind} {row.noise_rate:<4g} seed {row.seed}:"
+                f" {row.value:6.2f}  expected {row.value_expected:6.2f}  difference {row.difference:+.2f}"
+            )
+        if difference.empty:
+            print("  none of these settings is in it")
+    set_style()
+    for dataset, part in table[table.reported].groupby("dataset", sort=False):
+        name = "07_recall_by_rate" if dataset == "garments" else f"07_recall_by_rate_{dataset}"
+        figure = recall_by_rate(part)
+        save(figure, name, "How fast R@1 falls as more training triplets are wrong.", folder=folder / "figures")
+        plt.close(figure)
+    write_index(folder / "figures")
+
+
+def _write_csv(table: pd.DataFrame, target: Path) -> None:
+    with atomic_path(target) as path:
+        table.to_csv(path, index=False, lineterminator="\n")
+
+
+def _write_markdown(table: pd.DataFrame, target: Path) -> None:
+    with atomic_path(target) as path:
+        path.write_text((table.to_markdown(index=False) if len(table) else "No such rows.") + "\n", encoding="utf-8")
+
+
+def write_index(folder: Path) -> None:
+    """``index.html``: every figure of a folder with one line on what to see."""
+    cards = []
+    for picture in sorted(folder.glob("*.png")):
+        note = json.loads(picture.with_suffix(".json").read_text())
+        cards.append(
+            f'<figure><a href="{picture.stem}.svg"><img src="{picture.name}" alt="{html.escape(note["alt"])}"></a>'
+            f"<figcaption><b>{html.escape(picture.stem)}</b> {html.escape(note['see'])}</figcaption></figure>"
+        )
+    if not cards:
+        return
+    style = (
+        ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;"
+        "padding:0 1rem}figure{margin:2rem 0}img{max-width:100%;height:auto;background:#fff}"
+        "figcaption{margin-top:.5rem}"
+    )
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cirkit: figures</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head><body>'
+        f"<h1>Figures</h1><p>Written by the notebooks; each with what to see.</p>{''.join(cards)}</body></html>\n"
+    )
+    with atomic_path(folder / "index.html") as path:
+        path.write_text(page)
+
+
+def publish(folder: Path) -> None:
+    """Make a study the committed record: tables, executed notebooks, figures, and the table in README.md.
+
+    Of notebook 07 only the executed copies of seed 0 are kept; all others show the same page with other numbers, which
+    stand in the tables.
+    """
+    root = project_root()
+    reference = root / "results" / "reference"
+    reference.mkdir(parents=True, exist_ok=True)
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    if BEGIN not in readme or END not in readme:
+        raise DataError(f"README.md lacks the lines {BEGIN!r} and {END!r}, between which the table goes")
+    summary = summarise(collect(folder))
+    records = {path.stem for path in (folder / "runs").glob("*.json")}
+    wanted = {
+        folder / "notebooks": lambda name: (
+            not name.startswith("07_")
+            or (name.endswith("-seed0.ipynb") and name.removeprefix("07_training-").removesuffix(".ipynb") in records)
+        ),
+        folder / "figures": lambda name: True,
+    }
+    for source, target in ((folder / "notebooks", reference / "notebooks"), (folder / "figures", root / "figures")):
+        if source.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir()
+            for path in sorted(source.iterdir()):
+                if wanted[source](path.name):
+                    shutil.copyfile(path, target / path.name)
+    write_index(root / "figures")
+    for name in TABLES:
+        shutil.copyfile(folder / name, reference / name)
+    head, rest = readme.split(BEGIN)
+    tail = rest.split(END)[1]
+    with atomic_path(root / "README.md") as path:
+        path.write_text(f"{head}{BEGIN}\n\n{summary.to_markdown(index=False)}\n\n{END}{tail}", encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(prog="python -m cirkit.publish", description=__doc__)
+    parser.add_argument("folder", help="a study: the folder with runs/, notebooks/ and figures/")
+    parser.add_argument("--reference", action="store_true", help="make it the committed record")
+    options = parser.parse_args(arguments)
+    folder = resolve(options.folder)
+    write_tables(folder)
+    if options.reference:
+        publish(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Records of finished runs: read them, and put their metrics into one table whose rows carry what made them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from cirkit.data.annotations import DataError
+
+# what two rows must agree on before they are seeds of one setting
+KEYS = [
+    "dataset", "method", "variant", "options", "backbone", "noise_kind", "noise_rate", "caption_mode", "gallery_rule",
+    "exclude_reference", "epochs", "batch_size", "lr", "mixed_precision", "comparable",
+]  # fmt: skip
+_FROM_PARAMETERS = (
+    "method", "noise_kind", "noise_rate", "noise_seed", "seed", "caption_mode", "gallery_rule", "epochs", "batch_size",
+    "lr", "mixed_precision",
+)  # fmt: skip
+_FROM_PROVENANCE = ("commit", "dirty", "threads", "accelerator")
+
+
+def load_metrics(folder: str | Path) -> dict:
+    """``metrics.json`` of a run folder, or a copy of one.
+
+    Raises:
+        ValueError: missing, unreadable or incomplete, naming the file.
+    """
+    path = Path(folder)
+    path = path / "metrics.json" if path.is_dir() else path
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not record["metrics"] or not record["run_id"]:
+            raise ValueError("it has no metrics")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a finished run's record: {error}") from None
+    return record
+
+
+def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
+    """Metrics of finished runs (their folders or records) as one table; every row carries what it was made with.
+
+    A clean run is the same whichever kind of noise was not applied, and is trained once: each record names the kind
+    it was asked for. ``options`` are the method's options without the variant, as JSON.
+
+    Raises:
+        DataError: two records of one setting and seed with different numbers.
+    """
+    frames = []
+    for record in records:
+        run = load_metrics(record)
+        frame = pd.DataFrame(run["metrics"])
+        p, effective, origin = run["parameters"], run["effective"], run["provenance"]
+        for name in _FROM_PARAMETERS:
+            frame[name] = p[name]
+        protocol, options = effective["protocols"][-1], dict(effective["method_config"])
+        frame["dataset"], frame["exclude_reference"] = protocol["dataset"], protocol["exclude_reference"]
+        frame["backbone"] = effective["backbone"]
+        frame["variant"] = options.pop("variant")
+        frame["options"] = json.dumps(options, sort_keys=True)
+        frame["realised_rate"] = run["noise"]["realised"]
+        frame["reported"] = frame.split == run["report_on"]
+        frame["comparable"] = run["comparable"]
+        frame["run_id"] = run["run_id"]
+        frame["code"] = effective["code"]
+        for name in _FROM_PROVENANCE:
+            frame[name] = origin.get(name)
+        frame["versions"] = json.dumps(origin["versions"])
+        frames.append(frame)
+    if not frames:
+        return pd.DataFrame()
+    table = pd.concat(frames, ignore_index=True)
+    unique = [*KEYS, "noise_seed", "seed", "split", "category", "metric"]
+    table = table.drop_duplicates([*unique, "value"], ignore_index=True)
+    twice = table[table.duplicated(unique)]
+    if len(twice):
+        row = twice.iloc[0]
+        raise DataError(
+            f"two records disagree about {row.method} on {row.dataset} with {row.noise_kind} {row.noise_rate:g}, seed"
+            f" {row.seed} ({', '.join(sorted(table[table.duplicated(unique, keep=False)].run_id.unique())[:2])});"
+            " remove the older one from the study's runs/."
+        )
+    return table
