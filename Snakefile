@@ -21,9 +21,9 @@ STUDY = f"{os.environ.get('CIRKIT_RESULTS') or 'results'}/study"
 CACHE = os.environ.get("CIRKIT_CACHE") or ".cache"
 WORLDS = ("garments", "scenes")
 
-# seconds on two cores, for the announcements only
+# seconds of one step with one thread, two at once on two cores; for the announcements only
 SECONDS = {
-    "world": 25, "task_and_data": 25, "noise_injection": 30, "train": 40, "retrieval": 30, "cone": 40, "report": 15,
+    "world": 30, "task_and_data": 30, "noise_injection": 40, "train": 60, "retrieval": 40, "cone": 90, "report": 20,
 }  # fmt: skip
 
 
@@ -96,8 +96,9 @@ if BACKBONE not in PRESETS and not Path(BACKBONE).is_dir():
     refuse(f"BACKBONE: {BACKBONE!r} is neither a folder nor one of {', '.join(PRESETS)}.")
 DATA_ROOT = single("DATA_ROOT", "")
 DEVICE = single("DEVICE", "")
-# threads of one run; as many runs go side by side as fit into the cores
-THREADS = int(checked_seed(single("THREADS", workflow.cores or 1))) or 1
+# threads of one run; as many runs go side by side as fit into the cores. With one thread a sum is always taken in the
+# same order, so that numbers do not depend on how many cores a machine has.
+THREADS = int(checked_seed(single("THREADS", 1))) or 1
 if DATASET not in WORLDS and not DATA_ROOT:
     refuse(f"DATASET: {DATASET!r} needs DATA_ROOT, the folder with its annotations.")
 
@@ -236,7 +237,7 @@ onstart:
     )
     at_once = max(1, workflow.cores // THREADS)
     minutes = sum(SECONDS[rule] for rule, _ in steps) / at_once / 60
-    print(f"To do: {len(steps)} steps, about {minutes:.0f} min on 2 cores, {at_once} at once, {THREADS} threads each")
+    print(f"To do: {len(steps)} steps, about {minutes:.0f} min; {at_once} at once, threads each: {THREADS}")
     for rule, run in steps:
         print(f"    {rule:<16} {run}")
     sys.stdout.flush()

@@ -1,8 +1,11 @@
 """Stage 1 of the presets ``tiny`` and ``tiny-scenes``: image-text contrastive pretraining, in minutes on a laptop.
 
-The contrastive part of BLIP-2's first stage. The captioned images belong to no split of the retrieval world, and no
-attribute combination of its validation or test split occurs among them. Those of ``scenes`` do show the shapes and
-backgrounds that its CIRCO-style part keeps for itself, as images of the web would.
+The contrastive part of BLIP-2's first stage; on scenes also a small stand-in for its third part, image-grounded text
+generation: the values that a caption names are read off image and text by one linear layer, which is thrown away.
+
+The captioned images belong to no split of the retrieval world, and no attribute combination of its validation or test
+split occurs among them. Those of ``scenes`` do show the shapes and backgrounds that its CIRCO-style part keeps for
+itself, as images of the web would.
 """
 
 from __future__ import annotations
@@ -68,6 +71,28 @@ def contrastive_loss(images: Tensor, texts: Tensor, temperature: Tensor | float)
     return (F.cross_entropy(similarity, labels) + F.cross_entropy(similarity.T, labels)) / 2
 
 
+class AttributeHead(nn.Module):
+    """Reads every attribute off an embedding by one linear layer, shared by images and texts.
+
+    Contrast alone does not keep eight attributes apart: after 1,600 steps 85 % of the images of look-alikes were found
+    by their caption, but a linear probe read the shape of 34 %, and so a later composition had little to hold on to.
+    """
+
+    def __init__(self, truth: pd.DataFrame, embed_dim: int):
+        super().__init__()
+        codes = [pd.factorize(truth[name], sort=True) for name in truth]
+        self.register_buffer("codes", torch.from_numpy(np.stack([code for code, _ in codes], axis=1)))
+        self.sizes = [len(values) for _, values in codes]
+        self.scale = embed_dim**0.5
+        self.linear = nn.Linear(embed_dim, sum(self.sizes))
+
+    def forward(self, embedding: Tensor, rows: Tensor) -> Tensor:
+        """Cross-entropy, averaged over attributes, of embeddings [B,D] of the images or captions ``rows`` [B]."""
+        parts = self.linear(self.scale * embedding).split(self.sizes, dim=1)
+        losses = [F.cross_entropy(part, codes) for part, codes in zip(parts, self.codes[rows].T, strict=True)]
+        return torch.stack(losses).mean()
+
+
 def text_to_image_recall(images: Tensor, texts: Tensor, content: np.ndarray) -> dict[str, float]:
     """R@1/5/10 in percent of caption -> image; a hit is any image with the content (integer label) asked for.
 
@@ -102,6 +127,7 @@ class World:
         vocabulary: () -> words of every text of the world.
         groupings: truth -> ways to put look-alikes together, a group number [n] an image.
         config: settings of stage 1.
+        attribute_weight: of `AttributeHead`'s loss.
     """
 
     preset: str
@@ -111,6 +137,7 @@ class World:
     vocabulary: Callable[[], list[str]]
     groupings: Callable[[pd.DataFrame], list[np.ndarray]]
     config: Stage1Config
+    attribute_weight: float = 0.0
 
 
 WORLDS = {
@@ -130,7 +157,8 @@ WORLDS = {
         scenes.stage1_images,
         scenes.vocabulary,
         drawn_groups,
-        Stage1Config(images=12000, steps=1600, plain_share=0.2),
+        Stage1Config(images=12000, steps=1000, plain_share=0.2),
+        attribute_weight=1.0,
     ),
 }
 
@@ -186,9 +214,10 @@ def pretrain(
         backbone.freeze_tower(False)
         pixels = torch.stack([backbone.preprocess(Image.fromarray(array)) for array in arrays])
         tokens = backbone.tokenize(captions)
+        head = AttributeHead(truth, architecture.embed_dim) if source.attribute_weight else nn.Module()
         log_temperature = nn.Parameter(torch.tensor(config.temperature).log())
-        weights = [p for p in backbone.parameters() if p.dim() >= 2]
-        others = [p for p in backbone.parameters() if p.dim() < 2]
+        trained = [*backbone.parameters(), *head.parameters()]
+        weights, others = [p for p in trained if p.dim() >= 2], [p for p in trained if p.dim() < 2]
         optimizer = torch.optim.AdamW(
             [{"params": weights, "weight_decay": config.weight_decay}, {"params": [*others, log_temperature]}],
             lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True,
@@ -200,10 +229,12 @@ def pretrain(
         bar = tqdm(range(config.steps), desc="stage 1", unit="step", disable=not progress)
         for step in bar:
             batch = sampler.draw(step)
-            patches = backbone.vision_model(pixels[batch])
-            loss = contrastive_loss(
-                backbone.encode_target(patches), backbone.encode_text(tokens.rows(batch)), log_temperature.exp()
-            )
+            images = backbone.encode_target(backbone.vision_model(pixels[batch]))
+            texts = backbone.encode_text(tokens.rows(batch))
+            loss = contrastive_loss(images, texts, log_temperature.exp())
+            if source.attribute_weight:
+                named = head(images.mean(dim=1), batch) + head(texts, batch)
+                loss = loss + source.attribute_weight * named
             loss.backward()
             nn.utils.clip_grad_norm_(backbone.parameters(), 1.0)
             optimizer.step()
@@ -220,6 +251,7 @@ def pretrain(
         texts = backbone.encode_text(tokens.rows(torch.arange(config.images, len(pixels))))
     record = {
         "stage1": dataclasses.asdict(config),
+        "attribute_weight": source.attribute_weight,
         "world": dataclasses.asdict(recipe),
         "final_loss": float(np.mean(losses[-25:])),
         "text_to_image": text_to_image_recall(images, texts, content[config.images :]),

@@ -10,6 +10,8 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,7 @@ from cirkit.features import FeatureStore, build_store
 from cirkit.methods import Method, build_method, method_config
 from cirkit.noise import NoisyTriplets, corrupt
 from cirkit.paths import atomic_path, check_writable, resolve, results_dir
-from cirkit.presets import PRESETS, load_backbone, read_weights
+from cirkit.presets import PRESETS, load_backbone, read_weights, unknown_words
 from cirkit.provenance import code_fingerprint, provenance
 from cirkit.records import load_metrics
 from cirkit.retrieval import encode_images, encode_queries, rank_queries
@@ -86,7 +88,6 @@ class Run:
 
     def fit(self, progress: bool = True) -> pd.DataFrame:
         """Train, resuming where an interrupted run stopped; the history is kept beside the run."""
-        ledger = self.noisy.ledger
 
         def each_epoch(epoch: int, method: Method, observed: dict[str, np.ndarray]) -> dict[str, float]:
             numbers = detection_by_epoch(observed, self.noisy)
@@ -98,8 +99,9 @@ class Run:
             return numbers | {f"{self.data.choose.split}_R@{k}": float(v) for k, v in by_category.items()}
 
         history = fit(
-            self.method, self.noisy.triplets, self.store, self.config, self.folder, ledger.clean, each_epoch, progress
-        )
+            self.method, self.noisy.triplets, self.store, self.config, self.folder, self.noisy.ledger.clean, each_epoch,
+            progress,
+        )  # fmt: skip
         with atomic_path(self.folder / "history.csv") as path:
             history.to_csv(path, index=False)
         return history
@@ -115,10 +117,9 @@ class Run:
                 agreement["metric"] = "top-1 " + agreement.pop("attribute")
                 table = pd.concat([table, agreement.assign(category="all")], ignore_index=True)
             tables.append(table.assign(split=split))
-        scores = self.train_similarity()
-        ledger = self.noisy.ledger
-        ranks["train"] = pd.DataFrame({"row": np.arange(len(scores)), "similarity": scores, "noisy": ledger.changed})
-        if ledger.changed.any():
+        scores, wrong = self.train_similarity(), self.noisy.ledger.changed
+        ranks["train"] = pd.DataFrame({"row": np.arange(len(scores)), "similarity": scores, "noisy": wrong})
+        if wrong.any():
             found = detection(scores, self.noisy).rename(columns={"kind": "category"})
             tables.append(found.assign(metric=found.metric + " similarity", split="train"))
         return pd.concat(tables, ignore_index=True), ranks
@@ -184,9 +185,8 @@ class Run:
 
 def train_config(p: RunParameters) -> TrainConfig:
     """The optimisation settings of a run; raises ValueError for those out of range."""
-    return TrainConfig(
-        epochs=p.epochs, batch_size=p.batch_size, lr=p.lr, mixed_precision=p.mixed_precision, seed=p.seed
-    )
+    shared = {f.name for f in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(p)}
+    return TrainConfig(**{name: getattr(p, name) for name in shared})
 
 
 def _content(triplets: TripletSet) -> str:
@@ -216,6 +216,7 @@ def prepare(progress: bool = True, **parameters) -> Run:
         progress,
     )
     sets = (data.train, *data.splits.values())
+    check_words(backbone, sets)
     ids = {image for triplets in sets for image in triplets.image_ids()}
     groups = {group: members for triplets in sets for group, members in triplets.image_groups().items()}
     if p.allow_missing_images:
@@ -227,10 +228,25 @@ def prepare(progress: bool = True, **parameters) -> Run:
             ids -= set(gone)
     elif data.images.missing(sorted(ids)):
         data.images.check(groups, progress=progress)
-    store = build_store(backbone, data.images, sorted(ids), progress=progress)
-    alike = similarity_function(backbone, store)
-    noisy = corrupt(data.train, p.noise_rate, p.noise_kind, p.noise_seed, similarity=alike)
-    return Run(p, data, noisy, store, backbone)
+    # of all kinds only hard noise looks at images, so the others are checked and drawn before any are encoded
+    store = cache(lambda: build_store(backbone, data.images, sorted(ids), progress=progress))
+    alike = cache(lambda: similarity_function(backbone, store()))
+    noisy = corrupt(data.train, p.noise_rate, p.noise_kind, p.noise_seed, similarity=lambda *ids: alike()(*ids))
+    return Run(p, data, noisy, store(), backbone)
+
+
+def check_words(backbone: Backbone, sets: Sequence[TripletSet]) -> None:
+    """Raises ValueError if a small preset, which knows the words of its own world alone, is to read other texts."""
+    if backbone.config.name not in PRESETS or backbone.config.name == "tiny-random":
+        return
+    texts = {text for triplets in sets for text in triplets.texts}
+    words = {word for text in texts for word in text.split()}
+    unknown = unknown_words(backbone, texts)
+    if len(unknown) > 0.2 * len(words):
+        raise ValueError(
+            f"backbone {backbone.config.name!r} does not know {len(unknown)} words of {sets[0].name} (such as"
+            f" {', '.join(unknown[:4])}): 'tiny' reads garments and 'tiny-scenes' scenes, nothing else."
+        )
 
 
 def train_or_load(progress: bool = True, **parameters) -> Run:
@@ -242,15 +258,3 @@ def train_or_load(progress: bool = True, **parameters) -> Run:
         run.fit(progress)
         run.record(*run.evaluate())
     return run
-
-
-def attribute_chance(truth: pd.DataFrame, triplets: TripletSet) -> dict[str, float]:
-    """In percent, how often an image drawn blindly from the gallery has the target's attribute: chance level of
-    :func:`cirkit.evaluation.attribute_accuracy`, with "all" for the whole vector."""
-    shares = []
-    for category, gallery in triplets.galleries.items():
-        images = truth.loc[list(gallery)].to_numpy()
-        own = [t for t, c in zip(triplets.targets, triplets.categories, strict=True) if c == category]
-        same = [images == row for row in truth.loc[own].to_numpy()]
-        shares += [np.append(s.mean(axis=0), s.all(axis=1).mean()) for s in same]
-    return dict(zip([*truth.columns, "all"], (100 * np.mean(shares, axis=0)).tolist(), strict=True))

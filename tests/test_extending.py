@@ -23,8 +23,9 @@ import json, sys
 from cirkit.runs import train_or_load
 run = train_or_load(progress=False, **json.loads(sys.argv[1]))
 record = json.loads((run.folder / "metrics.json").read_text())
-print(json.dumps({"id": run.id, "kinds": sorted(set(run.noisy.ledger.kind)), "config": record["effective"]["method_config"],
-                  "wrong": int(run.noisy.ledger.changed.sum()), "train": len(run.data.train)}))
+ledger, config = run.noisy.ledger, record["effective"]["method_config"]
+print(json.dumps({"id": run.id, "kinds": sorted(set(ledger.kind)), "wrong": int(ledger.changed.sum()),
+                  "train": len(run.data.train), "config": config}))
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -126,8 +127,6 @@ def test_rows_carry_what_they_were_made_with(settings):
 
 
 def test_missing_images_stop_before_training_and_opting_in_marks_the_result(settings, mini_world, tmp_path):
-    import shutil
-
     world = tmp_path / "incomplete"
     shutil.copytree(mini_world, world)
     gallery = json.loads((world / "image_splits" / "split.dress.val.json").read_text())
@@ -253,3 +252,21 @@ def test_hard_noise_takes_the_most_alike_image(settings):
 def test_oracles_train_and_say_so(settings, name):
     run = train_or_load(**(settings | {"method": name}))
     assert run.method.uses_ledger and run.done
+
+
+def test_a_small_preset_refuses_texts_of_another_world(mini_world, tmp_path):
+    world = shutil.copytree(mini_world, tmp_path / "world")
+    for path in (world / "captions").iterdir():
+        entries = json.loads(path.read_text())
+        for entry in entries:
+            entry["captions"] = ["the tiny circle moved leftwards"]
+        path.write_text(json.dumps(entries))
+    with pytest.raises(ValueError, match="backbone 'tiny' does not know .* words of .*circle"):
+        prepare(backbone="tiny", dataset="fashioniq", data_root=str(world), progress=False)
+
+
+def test_wrong_noise_is_told_before_images_are_encoded(settings, monkeypatch):
+    monkeypatch.setattr(runs, "build_store", lambda *_, **__: pytest.fail("encoded already"))
+    for change in ({"noise_rate": 1.5}, {"noise_kind": "shufle"}, {"epochs": 0}, {"method_options": {"tau": 1}}):
+        with pytest.raises(ValueError):
+            prepare(**(settings | change))

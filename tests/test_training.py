@@ -16,6 +16,8 @@ from cirkit.data.images import ImageFolder
 from cirkit.features import build_store
 from cirkit.methods import REGISTRY, Method, build_method, method_class
 from cirkit.noise import corrupt
+from cirkit.retrieval import encode_images, encode_queries
+from cirkit.similarity import own_similarity
 from cirkit.training import CHECKPOINT, TrainConfig, epoch_order, fit
 
 CONFIG = TrainConfig(epochs=3, batch_size=16, lr=2e-3)
@@ -371,3 +373,42 @@ def test_random_draws_follow_the_seed_and_go_on_after_a_resume(world, small_back
     resumed = Probe(small_backbone())
     fit(resumed, world[0], world[1], CONFIG, tmp_path, progress=False)
     assert resumed.draws == whole.draws[len(whole.draws) // 3 :]
+
+
+def test_oracle_batches_hold_clean_rows_alone_and_as_many_steps():
+    rows = np.array([1, 4, 5, 8, 9, 11, 12])
+    batches = epoch_order(40, 3, seed=0, epoch=0, rows=rows)
+    assert len(batches) == len(epoch_order(40, 3, seed=0, epoch=0)) == 13
+    assert all(len(set(batch)) == 3 and set(batch) <= set(rows) for batch in batches)
+    assert {row for batch in batches for row in batch} == set(rows)
+    few = epoch_order(40, 8, seed=0, epoch=0, rows=rows)
+    assert [len(batch) for batch in few] == [7] * 5
+
+
+@pytest.mark.parametrize("name", ["oracle-infonce", "oracle-rcl"])
+def test_oracles_never_see_a_noisy_row(world, small_backbone, name):
+    clean = np.arange(len(world[0])) % 3 == 0
+    seen = []
+
+    def look(epoch, method, observed):
+        seen.append(np.isfinite(observed["similarity"]))
+        return {}
+
+    fit(build_method(name, small_backbone()), world[0], world[1], CONFIG, clean=clean, on_epoch=look, progress=False)
+    assert seen and all((rows <= clean).all() and rows.any() for rows in seen)
+    with pytest.raises(ValueError, match="would train on 1 of"):
+        one = np.arange(len(clean)) == 0
+        fit(build_method(name, small_backbone()), world[0], world[1], CONFIG, clean=one, progress=False)
+
+
+def test_what_is_observed_belongs_to_its_row(world, small_backbone):
+    """At a learning rate of next to nothing the similarity observed of a row is that of its own pair."""
+    method = build_method("infonce", small_backbone())
+    seen = {}
+    config = dataclasses.replace(CONFIG, lr=1e-12, epochs=1)
+    fit(method, world[0], world[1], config, on_epoch=lambda e, m, o: seen.update(o) or {}, progress=False)
+    queries = encode_queries(method, world[0], world[1])
+    own = own_similarity(queries, encode_images(method, world[0].targets, world[1])).numpy()
+    there = np.isfinite(seen["similarity"])
+    assert there.sum() >= len(world[0]) // 2
+    assert np.allclose(seen["similarity"][there], own[there], atol=1e-4) and np.ptp(own) > 1e-3

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from cirkit.data.annotations import DataError, first_ids
+from cirkit.data.triplets import TripletSet
 
 
 def attributes(root: Path) -> pd.DataFrame:
@@ -61,6 +62,18 @@ def preservation(
     reference, target, gallery = (_codes(truth, ids) for ids in (reference_ids, target_ids, gallery_ids))
     kept = ~_requested(reference, target)
     return _share(kept, target, gallery)
+
+
+def attribute_chance(truth: pd.DataFrame, triplets: TripletSet) -> dict[str, float]:
+    """In percent, how often an image drawn blindly from the gallery has the target's attribute: chance level of
+    :func:`cirkit.evaluation.attribute_accuracy`, with "all" for the whole vector."""
+    shares = []
+    for category, gallery in triplets.galleries.items():
+        images = truth.loc[list(gallery)].to_numpy()
+        own = [t for t, c in zip(triplets.targets, triplets.categories, strict=True) if c == category]
+        same = [images == row for row in truth.loc[own].to_numpy()]
+        shares += [np.append(s.mean(axis=0), s.all(axis=1).mean()) for s in same]
+    return dict(zip([*truth.columns, "all"], (100 * np.mean(shares, axis=0)).tolist(), strict=True))
 
 
 def _codes(truth: pd.DataFrame, ids: Sequence[str]) -> np.ndarray:

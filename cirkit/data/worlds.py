@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from cirkit.data.annotations import DataError
-from cirkit.paths import atomic_path, cache_dir
+from cirkit.paths import atomic_path, cache_dir, temporary_path
 
 
 def check_counts(name: str, recipe) -> None:
@@ -49,10 +48,15 @@ def build_world(
     if complete(folder):
         return folder
     if folder.exists():  # somebody deleted files in it
-        aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.damaged")
+        aside = temporary_path(folder)
         with suppress(FileNotFoundError):  # another builder was faster
             os.replace(folder, aside)
+        if complete(aside):  # it was so fast that what was moved away is its new world
+            with suppress(OSError):
+                os.replace(aside, folder)
         shutil.rmtree(aside, ignore_errors=True)
+        if complete(folder):
+            return folder
     with atomic_path(folder) as temporary:
         write(temporary)
     if not complete(folder):

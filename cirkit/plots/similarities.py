@@ -118,17 +118,18 @@ def cone_histograms(stages: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarr
         values = np.concatenate([np.asarray(pair[i]) for pair in pairs])
         edges.append(np.linspace(values.min() - 0.02, values.max() + 0.02, 41))
     low, high = max(e[0] for e in edges), min(e[-1] for e in edges)
+    for axis, name in zip(axes[0], next(iter(stages.values())), strict=False):
+        axis.set_title(f"{name} (n = {len(next(iter(stages.values()))[name][0]):,})", fontsize=10)
     for row, (stage, groups) in zip(axes, stages.items(), strict=True):
-        for axis, (name, (x, y)) in zip(row, groups.items(), strict=False):
+        for axis, (x, y) in zip(row, groups.values(), strict=False):
             counts = np.histogram2d(x, y, bins=edges)[0].T
             shares = np.ma.masked_equal(100 * counts / max(len(x), 1), 0)
             image = axis.pcolormesh(*edges, shares, cmap="viridis", norm="log", vmin=0.02, vmax=5, rasterized=True)
             axis.plot([low, high], [low, high], color=NOISY, linewidth=1, linestyle="--")
-            axis.set_title(f"{name} (n = {len(x):,})" if row is axes[0] else "", fontsize=10)
         row[0].set_ylabel(f"{stage}\ns(composed, tar)", fontsize=9)
     for axis in axes[-1]:
         axis.set_xlabel("s(ref, tar)", fontsize=9)
-    figure.colorbar(image, ax=axes, label="triplets of the group (%)", extend="both", shrink=0.6)
+    figure.colorbar(image, ax=axes, label="triplets of the group (%)", extend="both", shrink=0.5, aspect=30)
     return figure
 
 
