@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from types import ModuleType
+
+# Some libraries wish for ipywidgets as soon as a notebook imports them; progress here is plain text.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 _IGNORED = {"In", "Out", "exit", "quit", "open"}
 

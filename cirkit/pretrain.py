@@ -157,7 +157,7 @@ WORLDS = {
         scenes.stage1_images,
         scenes.vocabulary,
         drawn_groups,
-        Stage1Config(images=12000, steps=1000, plain_share=0.2),
+        Stage1Config(images=12000, steps=1300, plain_share=0.2),
         attribute_weight=1.0,
     ),
 }

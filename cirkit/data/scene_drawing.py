@@ -32,7 +32,7 @@ ALL_VALUES = {name: values + HELD_OUT.get(name, ()) for name, values in ATTRIBUT
 INK: RGB = (40, 36, 44)
 WALL, LINES = np.array([196.0, 200.0, 204.0]), np.array([138.0, 144.0, 152.0])
 
-RADIUS = {"small": 0.125, "large": 0.215}
+RADIUS = {"small": 0.145, "large": 0.218}
 OTHER_RADIUS, SPACING, DISTANCE = 0.122, 0.30, 0.235
 DIRECTION = {"left": (-1.0, 0.0), "right": (1.0, 0.0), "above": (0.0, -1.0), "below": (0.0, 1.0)}
 
