@@ -16,7 +16,7 @@ from cirkit.paths import project_root
 
 PACKAGES = ("cirkit", "torch", "transformers", "accelerate", "numpy", "scikit-learn", "POT")
 # imported by what computes a run, yet without a say in its numbers
-_SPECTATORS = ("methods", "provenance", "records", "run_parameters")
+_SPECTATORS = ("methods", "provenance", "records", "run_parameters", "run_identity")
 
 
 def git_state() -> dict[str, object]:

@@ -7,9 +7,7 @@ notebook 07 walks through; ``train_or_load`` is all of them, or nothing when the
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -29,16 +27,14 @@ from cirkit.methods import Method, build_method, method_config
 from cirkit.noise import NoisyTriplets, corrupt
 from cirkit.paths import atomic_path, check_writable, resolve, results_dir
 from cirkit.presets import PRESETS, load_backbone, read_weights, unknown_words
-from cirkit.provenance import code_fingerprint, provenance
+from cirkit.provenance import provenance
 from cirkit.records import load_metrics
 from cirkit.retrieval import encode_images, encode_queries, rank_queries
+from cirkit.run_identity import effective_values, run_id
 from cirkit.run_parameters import RunParameters
 from cirkit.similarity import own_similarity, similarity_function
 from cirkit.train_scores import detection, detection_by_epoch
 from cirkit.training import CHECKPOINT, TrainConfig, fit
-
-# where things lie or run, and what stands in the effective values in another form: no part of a run's identity
-_PLACES = ("device", "data_root", "image_root", "backbone", "exclude_reference", "method_options")
 
 
 class Run:
@@ -55,28 +51,8 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(parameters.seed)
             self.method: Method = build_method(parameters.method, backbone, **parameters.method_options)
-        # without noise it does not matter which kind was not applied with which seed
-        idle = _PLACES if parameters.noise_rate else {*_PLACES, "noise_kind", "noise_seed"}
-        self.effective = {
-            **{k: v for k, v in dataclasses.asdict(parameters).items() if k not in idle},
-            "backbone": backbone.config.name,
-            "train_config": dataclasses.asdict(self.config),
-            "method_config": dataclasses.asdict(self.method.config),
-            "backbone_weights": backbone.fingerprint()[:16],
-            "features": store.key,
-            "noise": noisy.ledger.fingerprint()[:16],
-            "protocols": [triplets.protocol() for triplets in (data.train, *data.splits.values())],
-            "queries": [_content(triplets) for triplets in data.splits.values()],
-            "attributes": None if data.attributes is None else _digest(data.attributes.to_csv()),
-            "code": code_fingerprint(type(self.method).__module__.rpartition(".")[2]),
-        }
-        text = json.dumps(self.effective, sort_keys=True, default=str)
-        name = re.sub(r"[^\w.-]+", "_", data.train.name)
-        noise = f"{parameters.noise_kind}-{parameters.noise_rate:g}-n{parameters.noise_seed}"
-        self.id = (
-            f"{parameters.method}-{name}-{noise if parameters.noise_rate else 'clean'}"
-            f"-s{parameters.seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-        )
+        self.effective = effective_values(parameters, self.config, self.method, data, noisy, store)
+        self.id = run_id(parameters, data, self.effective)
         self.folder = results_dir() / "runs" / self.id
 
     @property
@@ -188,15 +164,6 @@ def train_config(p: RunParameters) -> TrainConfig:
     """The optimisation settings of a run; raises ValueError for those out of range."""
     shared = {f.name for f in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(p)}
     return TrainConfig(**{name: getattr(p, name) for name in shared})
-
-
-def _content(triplets: TripletSet) -> str:
-    columns = (triplets.references, triplets.texts, triplets.targets, sorted(triplets.galleries.items()))
-    return _digest(repr((*columns, triplets.subsets, triplets.ground_truths)))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def prepare(progress: bool = True, **parameters) -> Run:

@@ -197,7 +197,7 @@ ORDER = [
     ["ranks", "scores", "bootstrap", "detection", "satisfaction", "evaluation", "losses", "pretrain"],
     ["methods.base", "methods.*", "methods"],
     ["submission", "retrieval", "similarity", "train_scores", "checkpoints", "training"],
-    ["run_parameters", "records", "runs", "plots.style", "plots.*", "plots", "tables", "publish"],
+    ["run_parameters", "run_identity", "records", "runs", "plots.style", "plots.*", "plots", "tables", "publish"],
     ["__main__"],
 ]
 PLACE = {name: place for place, name in enumerate(name for row in ORDER for name in row)}
