@@ -21,6 +21,8 @@ from cirkit.plots import recall_by_rate, save, set_style
 from cirkit.tables import collect, compare, detection_table, every_seed, paired, summarise
 
 BEGIN, END = "<!-- results: written by make reference -->", "<!-- end of results -->"
+# of the figures that every training run draws, those of these runs are shown
+SHOWN_RUNS = ("infonce-garments-clean", "infonce-garments-shuffle-0.5", "infonce-garments-hard-0.5")
 TABLES = ("results.csv", "summary.md", "seeds.md", "paired.csv", "detection.md")
 
 
@@ -95,8 +97,8 @@ def write_index(folder: Path) -> None:
 def publish(folder: Path) -> None:
     """Make a study the committed record: tables, executed notebooks, figures, and the table in README.md.
 
-    Of notebook 07 only the executed copies of seed 0 are kept; all others show the same page with other numbers, which
-    stand in the tables.
+    Of notebook 07 only the executed copies of seed 0 are kept, and of its figures those of ``SHOWN_RUNS``; all others
+    show the same page with other numbers, which stand in the tables.
     """
     root = project_root()
     reference = root / "results" / "reference"
@@ -105,20 +107,16 @@ def publish(folder: Path) -> None:
     if BEGIN not in readme or END not in readme:
         raise DataError(f"README.md lacks the lines {BEGIN!r} and {END!r}, between which the table goes")
     summary = summarise(collect(folder))
-    records = {path.stem for path in (folder / "runs").glob("*.json")}
-    wanted = {
-        folder / "notebooks": lambda name: (
-            not name.startswith("07_")
-            or (name.endswith("-seed0.ipynb") and name.removeprefix("07_training-").removesuffix(".ipynb") in records)
-        ),
-        folder / "figures": lambda name: True,
-    }
-    for source, target in ((folder / "notebooks", reference / "notebooks"), (folder / "figures", root / "figures")):
+    records = {f"07_training-{path.stem}.ipynb" for path in (folder / "runs").glob("*-seed0.json")}
+    for source, target, wanted in (
+        (folder / "notebooks", reference / "notebooks", lambda name: name in records),
+        (folder / "figures", root / "figures", _shown),
+    ):
         if source.is_dir():
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir()
             for path in sorted(source.iterdir()):
-                if wanted[source](path.name):
+                if not path.name.startswith("07_") or wanted(path.name):
                     shutil.copyfile(path, target / path.name)
     write_index(root / "figures")
     for name in TABLES:
@@ -127,6 +125,10 @@ def publish(folder: Path) -> None:
     tail = rest.split(END)[1]
     with atomic_path(root / "README.md") as path:
         path.write_text(f"{head}{BEGIN}\n\n{summary.to_markdown(index=False)}\n\n{END}{tail}", encoding="utf-8")
+
+
+def _shown(name: str) -> bool:
+    return name.startswith("07_recall_by_rate") or ("-s0." in name and any(f"_{run}-" in name for run in SHOWN_RUNS))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -50,7 +50,9 @@ def summarise(table: pd.DataFrame, metrics: tuple[str, ...] = HEADLINE) -> pd.Da
     out = []
     for key, part in rows.groupby(KEYS, sort=True):
         row = {name: value for name, value in zip(KEYS, key, strict=True) if name in shown}
+        ranked = part[part.metric.str.startswith("R@")].candidates.mean()
         row |= {"seeds": " ".join(map(str, sorted(part.seed.unique()))), "n": int(part.n.max())}
+        row["gallery"] = round(ranked)
         for metric in metrics:
             m = part[part.metric == metric]
             spread = f" ±{m.value.std():.1f}" if len(m) > 1 else ""

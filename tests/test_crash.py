@@ -18,6 +18,7 @@ from conftest import MINI_RECIPE
 from safetensors.torch import load_file, save_file
 
 import cirkit.data.garments
+import cirkit.run_identity
 import cirkit.runs
 from cirkit.backbone import Backbone
 from cirkit.checkpoints import CHECKPOINT
@@ -70,7 +71,7 @@ def work(backbone: Path, folder: Path, cache: Path, point: str | None = None, ba
     """What a process does: render the world, then train or load the run."""
     torch.set_num_threads(1)
     os.environ |= {"CIRKIT_CACHE": str(cache), "CIRKIT_RESULTS": str(folder / "results")}
-    cirkit.runs.code_fingerprint = one_code
+    cirkit.run_identity.code_fingerprint = one_code
     if barrier is not None:
         barrier.wait()
     if point in BEFORE_TRAINING:
@@ -169,7 +170,7 @@ def test_two_at_once_do_not_disturb_each_other(undisturbed, tmp_path):
 def mine(undisturbed, tmp_path, monkeypatch):
     """Settings of the undisturbed run, for this process and with results of its own."""
     monkeypatch.setenv("CIRKIT_CACHE", str(undisturbed / "cache"))
-    monkeypatch.setattr(cirkit.runs, "code_fingerprint", one_code)
+    monkeypatch.setattr(cirkit.run_identity, "code_fingerprint", one_code)
     (world,) = (undisturbed / "cache" / "worlds").iterdir()
     return settings(undisturbed / "backbone", world)
 

@@ -89,7 +89,7 @@ def test_attribute_loss_equals_a_slow_loop():
     embedding, rows = torch.randn(3, 7), torch.tensor([3, 0, 2])
     logits = (head.linear.weight @ (7**0.5 * embedding).T).T + head.linear.bias
     expected = []
-    for row, values in zip(rows.tolist(), logits, strict=True):
+    for row, values in zip(rows.tolist(), logits.detach(), strict=True):
         for name, known, part in (
             ("colour", ["blue", "green", "red"], values[:3]),
             ("size", ["large", "small"], values[3:]),

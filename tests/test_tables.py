@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from cirkit import publish as publishing
 from cirkit.data.annotations import DataError
-from cirkit.plots import recall_by_rate
+from cirkit.plots import recall_by_rate, save
 from cirkit.publish import BEGIN, END, publish, write_index, write_tables
 from cirkit.run_parameters import RunParameters
 from cirkit.tables import collect, compare, detection_table, every_seed, paired, summarise
@@ -99,21 +101,25 @@ def test_publishing_fills_the_readme_block_and_nothing_else(study, monkeypatch, 
     monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
     (tmp_path / "README.md").write_text(f"# head\n{BEGIN}\nold\n{END}\ntail\n")
     (study / "notebooks").mkdir()
-    (study / "notebooks" / "07.ipynb").write_text("{}")
+    kept = {"00_task.ipynb", "07_training-r0-0.5-seed0.ipynb"}
+    for name in kept | {"07_training-r0-0.5-seed1.ipynb", "07_training-gone-seed0.ipynb"}:
+        (study / "notebooks" / name).write_text("{}")
+    shutil.copy(study / "runs" / "r0-0.5.json", study / "runs" / "r0-0.5-seed0.json")
+    for name in ("00_world", "07_history_infonce-garments-clean-s0", "07_history_infonce-garments-clean-s1",
+                 "07_history_rcl-garments-clean-s0"):  # fmt: skip
+        save(Figure(), name, "see", folder=study / "figures")
     write_tables(study)
     publish(study)
     text = (tmp_path / "README.md").read_text()
     assert text.startswith("# head\n") and text.endswith("tail\n") and "old" not in text and "82.0 ±2.8 [80.0" in text
-    assert (tmp_path / "results" / "reference" / "notebooks" / "07.ipynb").is_file()
+    assert {path.name for path in (tmp_path / "results" / "reference" / "notebooks").iterdir()} == kept
+    shown = {"00_world", "07_history_infonce-garments-clean-s0", "07_recall_by_rate"}
+    assert {path.stem for path in (tmp_path / "figures").glob("*.png")} == shown
     write_tables(study)
     assert (pd.read_csv(study / "difference.csv").difference == 0).all()
 
 
 def test_index_shows_every_figure_with_its_line(tmp_path):
-    from matplotlib.figure import Figure
-
-    from cirkit.plots import save
-
     for name in ("00_a", "02_b"):
         figure = Figure()
         figure.subplots().plot([1, 2])
