@@ -17,7 +17,7 @@ KEYS = [
 ]  # fmt: skip
 _FROM_PARAMETERS = (
     "method", "noise_kind", "noise_rate", "noise_seed", "seed", "caption_mode", "gallery_rule", "epochs", "batch_size",
-    "lr", "mixed_precision",
+    "mixed_precision",
 )  # fmt: skip
 _FROM_PROVENANCE = ("commit", "dirty", "threads", "accelerator")
 
@@ -57,7 +57,7 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
             frame[name] = p[name]
         protocol, options = effective["protocols"][-1], dict(effective["method_config"])
         frame["dataset"], frame["exclude_reference"] = protocol["dataset"], protocol["exclude_reference"]
-        frame["backbone"] = effective["backbone"]
+        frame["backbone"], frame["lr"] = effective["backbone"], effective["train_config"]["lr"]
         frame["variant"] = options.pop("variant")
         frame["options"] = json.dumps(options, sort_keys=True)
         frame["realised_rate"] = run["noise"]["realised"]

@@ -18,7 +18,7 @@ from cirkit.run_parameters import RunParameters
 from cirkit.training import TrainConfig
 
 # where things lie or run, and what stands in the effective values in another form: no part of a run's identity
-_PLACES = ("device", "data_root", "image_root", "backbone", "exclude_reference", "method_options")
+_PLACES = ("device", "data_root", "image_root", "backbone", "exclude_reference", "lr", "method_options")
 
 
 def effective_values(

@@ -15,8 +15,8 @@ class RunParameters:
 
     ``dataset`` is an embedded world (rendered here), or ``fashioniq`` or ``cirr`` (any folder in that layout, given by
     ``data_root``; ``image_root`` if the images lie elsewhere). ``noise_seed`` draws the noise, ``seed`` everything
-    else. ``exclude_reference`` is None for the data set's own rule. ``method_options`` are the typed options of the
-    method. ``device`` is ``auto`` or a torch device.
+    else. ``lr`` 0 takes the method's own. ``exclude_reference`` is None for the data set's own rule.
+    ``method_options`` are the typed options of the method. ``device`` is ``auto`` or a torch device.
     """
 
     method: str = "infonce"
@@ -31,7 +31,7 @@ class RunParameters:
     seed: int = 0
     epochs: int = TrainConfig.epochs
     batch_size: int = TrainConfig.batch_size
-    lr: float = TrainConfig.lr
+    lr: float = 0.0
     mixed_precision: str = TrainConfig.mixed_precision
     caption_mode: str = "first_and_second"
     gallery_rule: str = "split"

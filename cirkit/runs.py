@@ -23,7 +23,7 @@ from cirkit.data.triplets import TripletSet
 from cirkit.device import check_device
 from cirkit.evaluation import attribute_accuracy, recall_at, recall_table
 from cirkit.features import FeatureStore, build_store
-from cirkit.methods import Method, build_method, method_config
+from cirkit.methods import Method, build_method, method_class, method_config
 from cirkit.noise import NoisyTriplets, corrupt
 from cirkit.paths import atomic_path, check_writable, resolve, results_dir
 from cirkit.presets import PRESETS, load_backbone, read_weights, unknown_words
@@ -163,7 +163,8 @@ class Run:
 def train_config(p: RunParameters) -> TrainConfig:
     """The optimisation settings of a run; raises ValueError for those out of range."""
     shared = {f.name for f in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(p)}
-    return TrainConfig(**{name: getattr(p, name) for name in shared})
+    values = {name: getattr(p, name) for name in shared}
+    return TrainConfig(**values | {"lr": p.lr or method_class(p.method).lr})
 
 
 def prepare(progress: bool = True, **parameters) -> Run:

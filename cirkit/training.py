@@ -29,13 +29,12 @@ FEWEST_STEPS = 20  # below this a run says little, so it warns
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Optimisation settings, the same for every method of a table unless the table says otherwise.
+    """Optimisation settings, the same for every method but for the learning rate.
 
     AdamW with one-cycle learning rate on cosines: from ``lr / div_factor`` to the peak ``lr`` after ``warmup`` of all
     steps, then down to ``lr / div_factor / final_div_factor``; ``betas`` stay as they are. ``betas``, ``eps`` and
-    ``weight_decay`` are those of the released code of SPRC, TME and ConeSep. ``lr`` was chosen for the preset ``tiny``
-    on validation with a seed that is not reported: of 2e-3, 3e-3 and 4e-3 it was best without noise, and all were
-    alike at shuffle 0.5. The papers fine-tune pretrained models at 1e-5. A ``batch_size`` larger than the training set
+    ``weight_decay`` are those of the released code of SPRC, TME and ConeSep. ``lr`` is the only one
+    that methods differ in (`Method.lr`). The papers fine-tune pretrained models at 1e-5. A ``batch_size`` larger than the training set
     gives one step an epoch, with all of the set in it.
 
     Raises:

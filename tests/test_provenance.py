@@ -30,7 +30,7 @@ def edit(path: Path, old: str, new: str) -> None:
 def test_comments_and_docstrings_do_not_count(package):
     before = code_fingerprint()
     edit(package / "training.py", "def epoch_order(", "# a remark\ndef epoch_order(")
-    edit(package / "methods" / "infonce.py", '"""InfoNCE on max-over-token similarity."""', '"""Other words."""')
+    edit(package / "methods" / "infonce.py", "Under noise alone", "In other words, under noise alone")
     edit(package / "plots" / "style.py", "set_style", "set_the_style")
     assert code_fingerprint() == before
 

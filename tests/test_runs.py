@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from cirkit import runs
 from cirkit.data.triplets import DataError
+from cirkit.methods import method_class
 from cirkit.noise import corrupt
 from cirkit.presets import save_backbone
 from cirkit.records import load_metrics, tidy
@@ -270,3 +271,13 @@ def test_wrong_noise_is_told_before_images_are_encoded(settings, monkeypatch):
     for change in ({"noise_rate": 1.5}, {"noise_kind": "shufle"}, {"epochs": 0}, {"method_options": {"tau": 1}}):
         with pytest.raises(ValueError):
             prepare(**(settings | change))
+
+
+def test_a_run_takes_the_learning_rate_of_its_method_unless_it_names_one(settings):
+    assert prepare(**settings).config.lr == method_class("infonce").lr
+    assert prepare(**settings | {"method": "rcl"}).config.lr == method_class("rcl").lr
+    assert prepare(**settings | {"lr": 1e-4}).config.lr == 1e-4
+    named = prepare(**settings | {"lr": method_class("infonce").lr})
+    assert named.id == prepare(**settings).id
+    with pytest.raises(ValueError, match="lr"):
+        prepare(**settings | {"lr": -1.0})

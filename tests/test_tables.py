@@ -48,7 +48,7 @@ def record(folder, seed: int, rate: float, value: float, code: str = "a", run_id
     content = {
         "run_id": run_id, "parameters": parameters,
         "effective": {"protocols": [{"dataset": "garments", "exclude_reference": False}], "method_config": config,
-                      "code": code, "backbone": "tiny"},
+                      "code": code, "backbone": "tiny", "train_config": {"lr": parameters["lr"]}},
         "noise": {"nominal": rate, "realised": rate - 0.01}, "choose_on": "val", "report_on": "test",
         "comparable": True, "provenance": {"commit": "c0", "dirty": False, "versions": {"torch": "2"}},
         "metrics": cells,

@@ -53,10 +53,13 @@ class Method(nn.Module):
     """A backbone, the method's own parameters, and a loss.
 
     Subclasses define a frozen dataclass ``Config`` with typed, documented options and implement :meth:`loss`.
-    ``uses_ledger`` marks the oracle methods, the only ones that are shown which triplets are noisy.
+    ``uses_ledger`` marks the oracle methods, the only ones that are shown which triplets are noisy. ``lr`` is the peak
+    learning rate that a run takes if it names none; what suits one loss can ruin another, so each was chosen for the
+    small presets on validation, with a seed that is not reported (see the class).
     """
 
     uses_ledger = False
+    lr = 3e-3
 
     @dataclass(frozen=True)
     class Config:

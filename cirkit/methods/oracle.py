@@ -50,6 +50,7 @@ class OracleInfoNCE(Oracle):
 
 
 class OracleRCL(Oracle):
-    """Robust contrastive loss on clean rows."""
+    """Robust contrastive loss on clean rows, at the learning rate of RCL."""
 
+    lr = 1e-3
     objective = staticmethod(robust_contrastive)

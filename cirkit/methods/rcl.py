@@ -15,7 +15,13 @@ from cirkit.methods.base import Batch, Method, check_positive
 
 
 class RCL(Method):
-    """The robust contrastive loss alone, as in TME and ConeSep, on max-over-token similarity."""
+    """The robust contrastive loss alone, as in TME and ConeSep, on max-over-token similarity.
+
+    Of the learning rates 5e-4, 1e-3, 1.5e-3, 2e-3 and 3e-3, validation R@1 of seed 100, summed over the clean set and
+    shuffle 0.5, was best at 1e-3. At 3e-3, which suits InfoNCE, the loss falls apart under noise (R@1 8 against 36).
+    """
+
+    lr = 1e-3
 
     @dataclass(frozen=True)
     class Config(Method.Config):
