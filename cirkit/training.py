@@ -34,8 +34,8 @@ class TrainConfig:
     AdamW with one-cycle learning rate on cosines: from ``lr / div_factor`` to the peak ``lr`` after ``warmup`` of all
     steps, then down to ``lr / div_factor / final_div_factor``; ``betas`` stay as they are. ``betas``, ``eps`` and
     ``weight_decay`` are those of the released code of SPRC, TME and ConeSep. ``lr`` is the only one
-    that methods differ in (`Method.lr`). The papers fine-tune pretrained models at 1e-5. A ``batch_size`` larger than the training set
-    gives one step an epoch, with all of the set in it.
+    that methods differ in (`Method.lr`). The papers fine-tune pretrained models at 1e-5. A ``batch_size`` larger than
+    the training set gives one step an epoch, with all of the set in it.
 
     Raises:
         ValueError: a setting of the wrong type or out of its range.

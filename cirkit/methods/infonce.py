@@ -16,8 +16,8 @@ from cirkit.methods.base import Batch, Method, check_positive
 class InfoNCE(Method):
     """InfoNCE on max-over-token similarity.
 
-    Of the learning rates 1e-3, 2e-3 and 3e-3, validation R@1 of seed 100, summed over the clean set and shuffle 0.5, was
-    best at 3e-3 (78.5 + 35.8). Under noise alone the slower 1e-3 was better (70.1 + 40.1).
+    Of the learning rates 1e-3, 2e-3 and 3e-3, validation R@1 of seed 100, summed over the clean set and shuffle 0.5,
+    was best at 3e-3 (78.5 + 35.8). Under noise alone the slower 1e-3 was better (70.1 + 40.1).
     """
 
     @dataclass(frozen=True)
