@@ -53,6 +53,16 @@ def checked_rate(word):
     return rate
 
 
+def checked_lr(word):
+    try:
+        lr = float(word)
+    except ValueError:
+        lr = -1.0
+    if not 0 <= lr < 1:
+        refuse(f"LR: {word!r} is not a learning rate.")
+    return lr
+
+
 def checked_seed(word):
     if not word.isdecimal():
         refuse(f"SEEDS: {word!r} is not a whole number from 0 on.")
@@ -80,7 +90,7 @@ def place_name(word):
     return f"{re.sub(r'[^A-Za-z0-9_]+', '_', Path(word).name)}_{hashlib.sha256(word.encode()).hexdigest()[:6]}"
 
 
-SETTINGS = {"METHODS", "RATES", "KINDS", "SEEDS", "DATASET", "DATA_ROOT", "BACKBONE", "DEVICE", "THREADS"}
+SETTINGS = {"METHODS", "RATES", "KINDS", "SEEDS", "DATASET", "DATA_ROOT", "BACKBONE", "DEVICE", "LR", "THREADS"}
 if unknown := sorted(set(config) - SETTINGS):
     refuse(f"there is no setting {', '.join(unknown)}; the settings are {', '.join(sorted(SETTINGS))}.")
 
@@ -96,6 +106,7 @@ if BACKBONE not in PRESETS and not Path(BACKBONE).is_dir():
     refuse(f"BACKBONE: {BACKBONE!r} is neither a folder nor one of {', '.join(PRESETS)}.")
 DATA_ROOT = single("DATA_ROOT", "")
 DEVICE = single("DEVICE", "")
+LR = checked_lr(single("LR", "0"))  # 0: each method's own
 # threads of one run; as many runs go side by side as fit into the cores. With one thread a sum is always taken in the
 # same order, so that numbers do not depend on how many cores a machine has.
 THREADS = int(checked_seed(single("THREADS", 1))) or 1
@@ -110,7 +121,7 @@ def run_of(method, kind, rate, seed):
     """
     backbone = BACKBONE if BACKBONE in PRESETS else place_name(BACKBONE)
     data = f"{DATASET}-{place_name(DATA_ROOT)}" if DATA_ROOT else DATASET
-    name = f"{method}-{backbone}-{data}-{kind}-{rate:g}-seed{seed}"
+    name = f"{method}-{backbone}-{data}-{kind}-{rate:g}{f'-lr{LR:g}' if LR else ''}-seed{seed}"
     parameters = {
         "METHOD": method,
         "BACKBONE": BACKBONE,
@@ -122,6 +133,8 @@ def run_of(method, kind, rate, seed):
     }
     if DATA_ROOT:
         parameters["DATA_ROOT"] = DATA_ROOT
+    if LR:
+        parameters["LR"] = LR
     return name, parameters
 
 
@@ -131,22 +144,27 @@ STUDY_RUNS = [
     *((method, "shuffle", 0.5) for method in ("rcl", "oracle-rcl")),
     *((method, "hard", 0.5) for method in ("infonce", "rcl")),
 ]
-if {"METHODS", "RATES", "KINDS", "SEEDS"} & set(config) or DATASET != "garments" or BACKBONE != "tiny":
+PLAIN = DATASET == "garments" and BACKBONE == "tiny" and not DATA_ROOT and not LR
+if {"METHODS", "RATES", "KINDS", "SEEDS"} & set(config) or not PLAIN:
+    kinds = [checked_name("KINDS", kind, KINDS) for kind in several("KINDS", "shuffle")]
     CHOSEN = dict(
-        run_of(checked_name("METHODS", method, METHODS), checked_name("KINDS", kind, KINDS), rate, seed)
+        run_of(checked_name("METHODS", method, METHODS), kind, rate, seed)
         for method in several("METHODS", "infonce")
-        for kind in several("KINDS", "shuffle")
+        for kind in kinds
         for rate in map(checked_rate, several("RATES", "0 0.2 0.5 0.8"))
         for seed in map(checked_seed, several("SEEDS", "0"))
+        if rate or kind == kinds[0]  # without noise all kinds are one run
     )
 else:
     CHOSEN = dict(run_of(*setting, 0) for setting in STUDY_RUNS)
 if not CHOSEN:
     refuse("METHODS, KINDS, RATES and SEEDS must each name at least one value.")
+# notebooks 02 and 03 look at runs on garments: a clean one, and one with each kind of noise. They belong to the study
+# as it is by default; with another data set or backbone, only what was chosen is run.
 CLEAN, clean_parameters = run_of("infonce", "shuffle", 0.0, 0)
-# what notebook 03 looks at: a run with each kind of noise
-CONE = dict(run_of("infonce", kind, 0.5, 0) for kind in ("shuffle", "hard"))
-RUNS = {CLEAN: clean_parameters, **CONE, **CHOSEN}
+CONE = {CLEAN: clean_parameters, **dict(run_of("infonce", kind, 0.5, 0) for kind in ("shuffle", "hard"))}
+RUNS = {**(CONE if PLAIN else {}), **CHOSEN}
+LOOKS = ["02_qformer_retrieval", "03_cone_histograms"] if PLAIN else []
 RESULTS = [f"{STUDY}/runs/{run}.json" for run in CHOSEN]
 
 
@@ -184,6 +202,10 @@ PAPERMILL = (
     f"--{'' if sys.stderr.isatty() else 'no-'}progress-bar"
 )
 DEVICE_OPTION = as_options({"DEVICE": DEVICE}) if DEVICE else ""
+# notebooks 00 and 01 also look at the real annotations, where they are
+FASHIONIQ = "data/fashioniq"
+REAL = all(Path(FASHIONIQ, folder).is_dir() for folder in ("captions", "image_splits"))
+REAL_OPTION = as_options({"DATA_ROOT": FASHIONIQ}) if REAL else ""
 PACKAGE = sorted(str(path) for path in Path("cirkit").rglob("*") if path.is_file() and path.suffix != ".pyc")
 
 # A kernel `python3` of this interpreter, found before any of that name that the user has elsewhere. It is
@@ -267,8 +289,7 @@ rule study:
         RESULTS,
         f"{STUDY}/done/00_task_and_data",
         f"{STUDY}/done/01_noise_injection",
-        f"{STUDY}/done/02_qformer_retrieval",
-        f"{STUDY}/done/03_cone_histograms",
+        [f"{STUDY}/done/{notebook}" for notebook in LOOKS],
         f"{STUDY}/done/report",
     default_target: True
 
@@ -294,16 +315,18 @@ rule task_and_data:
     input:
         notebook="notebooks/00_task_and_data.ipynb",
         package=PACKAGE,
-        world=world("garments"),
+        worlds=[world(name) for name in WORLDS],
     output:
         touch(f"{STUDY}/done/00_task_and_data"),
     log:
         f"{STUDY}/notebooks/00_task_and_data.ipynb",
+    params:
+        options=REAL_OPTION,
     threads: THREADS
     priority: 3
     shell:
         'say "notebook 00, task and data" {SECONDS[task_and_data]}; '
-        "{PAPERMILL} {input.notebook} {log} || stopped {log}"
+        "{PAPERMILL} {input.notebook} {log} {params.options} || stopped {log}"
 
 
 rule noise_injection:
@@ -315,11 +338,13 @@ rule noise_injection:
         touch(f"{STUDY}/done/01_noise_injection"),
     log:
         f"{STUDY}/notebooks/01_noise_injection.ipynb",
+    params:
+        options=REAL_OPTION,
     threads: THREADS
     priority: 3
     shell:
         'say "notebook 01, noise injection" {SECONDS[noise_injection]}; '
-        "{PAPERMILL} {input.notebook} {log} {DEVICE_OPTION} || stopped {log}"
+        "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} || stopped {log}"
 
 
 rule train:

@@ -18,12 +18,14 @@ import pandas as pd
 from cirkit.data.annotations import DataError
 from cirkit.paths import atomic_path, project_root, resolve
 from cirkit.plots import recall_by_rate, save, set_style
-from cirkit.tables import collect, compare, detection_table, every_seed, paired, summarise
+from cirkit.tables import attribute_table, collect, compare, detection_table, every_seed, paired, summarise
 
 BEGIN, END = "<!-- results: written by make reference -->", "<!-- end of results -->"
 # of the figures that every training run draws, those of these runs are shown
 SHOWN_RUNS = ("infonce-garments-clean", "infonce-garments-shuffle-0.5", "infonce-garments-hard-0.5")
-TABLES = ("results.csv", "summary.md", "seeds.md", "paired.csv", "detection.md")
+TABLES = (
+    "results.csv", "summary.md", "seeds.md", "seeds_r10.md", "attributes.md", "paired.csv", "paired.md", "detection.md",
+)  # fmt: skip
 
 
 def write_tables(folder: Path) -> None:
@@ -31,25 +33,21 @@ def write_tables(folder: Path) -> None:
     table = collect(folder)
     summary = summarise(table)
     _write_csv(table, folder / "results.csv")
-    _write_csv(paired(table), folder / "paired.csv")
+    differences = paired(table)
+    _write_csv(differences, folder / "paired.csv")
+    means = differences[differences.seed == "mean"].drop(columns="seed") if len(differences) else differences
+    _write_markdown(means.round(2), folder / "paired.md")
     _write_markdown(summary, folder / "summary.md")
     _write_markdown(every_seed(table), folder / "seeds.md")
+    _write_markdown(every_seed(table, "R@10"), folder / "seeds_r10.md")
+    _write_markdown(attribute_table(table), folder / "attributes.md")
     _write_markdown(detection_table(table), folder / "detection.md")
     print(summary.to_string(index=False))
     if table.code.nunique() > 1:
         print("Note: these runs were made by different versions of the code; `make clean` starts afresh.")
     reference = project_root() / "results" / "reference" / "results.csv"
     if reference.is_file():
-        difference = compare(table, pd.read_csv(reference, keep_default_na=False, na_values=[""]))
-        _write_csv(difference, folder / "difference.csv")
-        print("\nR@1 obtained beside the committed reference:")
-        for row in difference.itertuples():
-            print(
-                f"  {row.dataset} {row.method:14s} {row.noise_kind} {row.noise_rate:<4g} seed {row.seed}:"
-                f" {row.value:6.2f}  expected {row.value_expected:6.2f}  difference {row.difference:+.2f}"
-            )
-        if difference.empty:
-            print("  none of these settings is in it")
+        _compare(table, reference, folder / "difference.csv")
     set_style()
     for dataset, part in table[table.reported].groupby("dataset", sort=False):
         name = "07_recall_by_rate" if dataset == "garments" else f"07_recall_by_rate_{dataset}"
@@ -57,6 +55,23 @@ def write_tables(folder: Path) -> None:
         save(figure, name, "How fast R@1 falls as more training triplets are wrong.", folder=folder / "figures")
         plt.close(figure)
     write_index(folder / "figures")
+
+
+def _compare(table: pd.DataFrame, reference: Path, target: Path) -> None:
+    try:
+        difference = compare(table, pd.read_csv(reference, keep_default_na=False, na_values=[""]))
+    except DataError as error:
+        print(f"Note: {error}")
+        return
+    _write_csv(difference, target)
+    print("\nR@1 obtained beside the committed reference:")
+    for row in difference.itertuples():
+        print(
+            f"  {row.dataset} {row.method:14s} {row.noise_kind} {row.noise_rate:<4g} seed {row.seed}:"
+            f" {row.value:6.2f}  expected {row.value_expected:6.2f}  difference {row.difference:+.2f}"
+        )
+    if difference.empty:
+        print("  none of these settings is in it")
 
 
 def _write_csv(table: pd.DataFrame, target: Path) -> None:
@@ -116,6 +131,8 @@ def publish(folder: Path) -> None:
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir()
             for path in sorted(source.iterdir()):
+                if not path.is_file() or path.name.startswith("."):
+                    continue
                 if not path.name.startswith("07_") or wanted(path.name):
                     shutil.copyfile(path, target / path.name)
     write_index(root / "figures")

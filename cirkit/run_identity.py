@@ -38,6 +38,10 @@ def effective_values(
         "noise": noisy.ledger.fingerprint()[:16],
         "protocols": [triplets.protocol() for triplets in (data.train, *data.splits.values())],
         "queries": [_content(triplets) for triplets in data.splits.values()],
+        # texts drawn anew in each epoch, as they are drawn; fixed ones are in the ledger's digest
+        "drawn_texts": _digest(repr(data.train.epoch_texts(0, parameters.seed)))
+        if data.train.caption_mode == "random"
+        else None,
         "attributes": None if data.attributes is None else _digest(data.attributes.to_csv()),
         "code": code_fingerprint(type(method).__module__.rpartition(".")[2]),
     }
@@ -52,8 +56,8 @@ def run_id(parameters: RunParameters, data: Data, effective: dict[str, Any]) -> 
 
 
 def _content(triplets: TripletSet) -> str:
-    columns = (triplets.references, triplets.texts, triplets.targets, sorted(triplets.galleries.items()))
-    return _digest(repr((*columns, triplets.subsets, triplets.ground_truths)))
+    columns = (triplets.references, triplets.texts, triplets.targets, triplets.categories)
+    return _digest(repr((*columns, sorted(triplets.galleries.items()), triplets.subsets, triplets.ground_truths)))
 
 
 def _digest(text: str) -> str:

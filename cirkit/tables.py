@@ -50,9 +50,9 @@ def summarise(table: pd.DataFrame, metrics: tuple[str, ...] = HEADLINE) -> pd.Da
     out = []
     for key, part in rows.groupby(KEYS, sort=True):
         row = {name: value for name, value in zip(KEYS, key, strict=True) if name in shown}
-        ranked = part[part.metric.str.startswith("R@")].candidates.mean()
         row |= {"seeds": " ".join(map(str, sorted(part.seed.unique()))), "n": int(part.n.max())}
-        row["gallery"] = round(ranked)
+        ranked = part[part.metric.str.startswith("R@")]
+        row |= {"gallery": round(ranked.candidates.mean())} if len(ranked) else {}
         for metric in metrics:
             m = part[part.metric == metric]
             spread = f" ±{m.value.std():.1f}" if len(m) > 1 else ""
@@ -62,10 +62,21 @@ def summarise(table: pd.DataFrame, metrics: tuple[str, ...] = HEADLINE) -> pd.Da
     return pd.DataFrame(out)
 
 
+def attribute_table(table: pd.DataFrame) -> pd.DataFrame:
+    """As :func:`summarise`, with the share of first hits that have the target's colour, sleeve, ... (worlds only)."""
+    names = [name for name in dict.fromkeys(table.metric) if name.startswith("top-1 ")]
+    parts = []
+    for _, part in table.groupby("dataset", sort=True):
+        own = tuple(name for name in names if (part.metric == name).any())
+        parts += [summarise(part, own)] if own else []
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
 def every_seed(table: pd.DataFrame, metric: str = "R@1") -> pd.DataFrame:
     """One row per setting, one column per seed."""
-    shown = shown_keys(table)
-    wide = reported(table, (metric,)).pivot_table(index=shown, columns="seed", values="value")
+    rows = reported(table, (metric,))
+    shown = shown_keys(table) + (["noise_seed"] if rows.groupby("seed").noise_seed.nunique().gt(1).any() else [])
+    wide = rows.pivot_table(index=shown, columns="seed", values="value")
     return wide.round(1).astype(object).where(wide.notna(), "").add_prefix("seed ").reset_index()
 
 
@@ -87,8 +98,14 @@ def detection_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare(table: pd.DataFrame, reference: pd.DataFrame, metric: str = "R@1") -> pd.DataFrame:
-    """Obtained beside expected for every setting, noise seed and seed that both tables hold."""
+    """Obtained beside expected for every setting, noise seed and seed that both tables hold.
+
+    Raises:
+        DataError: a reference whose rows do not say all that makes a setting, as those of an older version.
+    """
     keys = [*KEYS, "noise_seed", "seed", "split", "category", "metric"]
+    if lacking := [key for key in keys if key not in reference]:
+        raise DataError(f"the committed record is of an older version (no {', '.join(lacking)}); nothing is compared.")
     both = table.merge(reference, on=keys, suffixes=("", "_expected"))
     both = both[(both.metric == metric) & (both.category == "mean") & both.reported]
     both = both[[*keys, "value", "value_expected"]]
@@ -105,18 +122,23 @@ def paired(table: pd.DataFrame, baseline: str = "infonce", k: int = 1, runs: Pat
 
     Args:
         table: tidy metrics.
+        baseline: a method; where it comes with several learning rates, the one with most runs.
         runs: folder of the runs, with their ranks per query; ``<results>/runs`` by default. Runs without are left out.
     """
     runs = results_dir() / "runs" if runs is None else runs
-    own = ["method", "variant", "options"]
+    own = ["method", "variant", "options", "lr"]
     settings = [key for key in KEYS if key not in own]
     columns = [*own, *settings, "noise_seed", "seed", "run_id", "split"]
     rows = table[table.reported & (table.metric == f"R@{k}") & (table.category == "mean")][columns]
     hits = {(r.run_id, r.split): _hits(runs / r.run_id / f"ranks_{r.split}.csv", k) for r in rows.itertuples()}
     rows = rows[[len(hits[r.run_id, r.split]) > 0 for r in rows.itertuples()]]
-    both = rows[rows.method != baseline].merge(
-        rows[rows.method == baseline], on=[*settings, "noise_seed", "seed", "split"], suffixes=("", "_baseline")
+    base = rows[rows.method == baseline]
+    base = base[base.lr == base.lr.mode().max()] if len(base) else base
+    both = rows.drop(index=base.index).merge(
+        base, on=[*settings, "noise_seed", "seed", "split"], suffixes=("", "_baseline")
     )
+    if both.duplicated([*own, *settings, "noise_seed", "seed", "split"]).any():
+        raise DataError(f"there are several runs of {baseline} for one setting and seed; name one as the baseline.")
     out = []
     for key, part in both.groupby([*own, *settings], sort=True):
         named = {name: value for name, value in zip([*own, *settings], key, strict=True) if name in shown_keys(table)}

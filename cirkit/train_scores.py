@@ -17,9 +17,9 @@ def detection(scores: np.ndarray, noisy: NoisyTriplets) -> pd.DataFrame:
 def detection_by_epoch(observed: dict[str, np.ndarray], noisy: NoisyTriplets) -> dict[str, float]:
     """Detection quality of what a method observed of its rows during one epoch, as columns of the history.
 
-    Names are "<AUROC or AP> <score> <noise kind>". "similarity" is s_ii, "loss" the InfoNCE of the row, negated, each
-    as the row's own step saw it, so the model was a little younger for some rows than for others. Nothing for a run
-    without noise, or without clean rows, among the rows seen.
+    Names are "<AUROC or AP> <score> <noise kind>". "similarity" is s_ii, low where noise is suspected; "loss" the
+    InfoNCE of the row, high there. Each is as the row's own step saw it, so the model was a little younger for some
+    rows than for others. Nothing for a run without noise, or without clean rows, among the rows seen.
     """
     columns = {}
     for name, values in observed.items():

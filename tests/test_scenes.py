@@ -118,6 +118,17 @@ def read_caption(text: str, scene: dict[str, str]) -> dict[str, str]:
     return said
 
 
+def read_named(text: str, scene: dict[str, str]) -> dict[str, set[str]]:
+    """Values that a caption leaves to what it names and does not change: {attribute: those that fit its words}."""
+    asked = read_caption(text, scene)
+    fits = {FAMILY[thing]: {thing} for thing in things(text) if FAMILY[thing] not in asked}
+    plural = {word not in FAMILY for word in text.split() for thing in things(word) if FAMILY[thing] == "other"}
+    if plural and "count" not in asked:
+        assert len(plural) == 1
+        fits["count"] = set(NUMBERS[1:]) if plural.pop() else {"one"}
+    return fits
+
+
 def read_description(text: str) -> dict[str, str]:
     figure = re.search(rf"(\w+) ({COLOURS}) (\w+)", re.sub(rf"\b({'|'.join(NUMBERS)}) \w+ \w+", "", text))
     others = re.search(rf"\b({'|'.join(NUMBERS)}) ({COLOURS}) (\w+)", text)
@@ -372,8 +383,40 @@ def test_right_answers_are_all_that_meet_concept_and_text(world, split):
         assert len(kept) == 2 and all(reference[name] == value for name, value in kept.items())
         assert all(reference[name] != value for name, value in asked.items())
         wanted = pd.Series(kept | asked)
-        meets = truth.index[(truth[list(wanted.index)] == wanted).all(axis=1)]
+        meets = (truth[list(wanted.index)] == wanted).all(axis=1)
+        for name, fitting in read_named(entry["relative_caption"], reference).items():
+            meets &= truth[name].isin(fitting)
+        meets = truth.index[meets]
         assert sorted(map(str, entry["gt_img_ids"])) == sorted(meets)
+
+
+@pytest.mark.parametrize(("split", "n"), [("val", 220), ("test", 400)])
+def test_no_right_answer_contradicts_its_text(split, n):
+    """In the default world: neither what a text asks for nor what it only names, and no "same scene" of other ones."""
+    images = module.circo_images(DEFAULT_RECIPE)
+    truth = images.set_index("id")[NAMES]
+    stream = np.random.default_rng([DEFAULT_RECIPE.seed, module._QUERIES, ("val", "test").index(split)])
+    entries = module.circo_queries(images, n, stream)
+    assert len(entries) == n
+    for entry in entries:
+        text, answers = entry["relative_caption"], truth.loc[[str(i) for i in entry["gt_img_ids"]]]
+        reference = truth.loc[str(entry["reference_img_id"])].to_dict()
+        asked = {name: {value} for name, value in read_caption(text, reference).items()}
+        for name, fitting in (asked | read_named(text, reference)).items():
+            assert set(answers[name]) <= fitting, (text, name)
+        assert 1 <= len(answers) <= 14 and "same" not in text
+
+
+def test_the_reader_of_what_is_named():
+    said = dict(zip(NAMES, ["arrow", "blue", "small", "left", "two", "hourglass", "red", "brick"], strict=True))
+    assert read_named("one hourglass and make the arrow bigger", said) == {"shape": {"arrow"}, "other": {"hourglass"}}
+    several = {"count": {"two", "three"}}
+    assert read_named("turn the hourglasses into flowers", said) == several
+    assert read_named("the arrow is right of the hourglasses", said) == several | {
+        "shape": {"arrow"},
+        "other": {"hourglass"},
+    }
+    assert read_named("on a zigzag background", said) == {}
 
 
 scene = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in ALL_VALUES.items()})

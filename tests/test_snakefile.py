@@ -14,7 +14,7 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SENT = "METHOD BACKBONE DATASET NOISE_KIND NOISE_RATE NOISE_SEED SEED DATA_ROOT DEVICE RESULT".split()
+SENT = "METHOD BACKBONE LR DATASET NOISE_KIND NOISE_RATE NOISE_SEED SEED DATA_ROOT DEVICE RESULT".split()
 TRAIN = """
 import json, os, sys
 assert METHOD != "broken", "this method is broken"
@@ -152,6 +152,7 @@ def test_a_batch_from_failure_to_done(tmp_path):
         ("KINDS=shufle", "KINDS: 'shufle' is unknown; choose among shuffle, hard"),
         ("DATASET=garment", "DATASET: 'garment' is unknown"),
         ("DATASET=fashioniq", "DATASET: 'fashioniq' needs DATA_ROOT"),
+        ("LR=fast", "LR: 'fast' is not a learning rate"),
         ("BACKBONE=tinny", "BACKBONE: 'tinny' is neither a folder nor one of tiny"),
         ("METHOD=infonce", "there is no setting METHOD"),
     ],
@@ -217,3 +218,21 @@ def test_every_world_brings_its_backbone(tmp_path):
     (folder / "cirkit" / "data" / "scenes.py").touch()
     result = snakemake(folder, "grid", "--summary", "--config", "RATES=0", "DATASET=scenes")
     assert "infonce-tiny-scenes-scenes-shuffle-0-seed0" in result.stdout + result.stderr
+
+
+def test_clean_runs_are_made_once_and_a_learning_rate_is_in_the_name(tmp_path):
+    folder = stand_in(tmp_path / "study")
+    listed = snakemake(folder, "grid", "--summary", "--config", "RATES=0 0.5", "KINDS=hard shuffle", "LR=1e-3")
+    found = set(re.findall(r"results/study/runs/(\S+)\.json", listed.stdout))
+    names = ("hard-0", "hard-0.5", "shuffle-0.5")
+    assert found == {f"infonce-tiny-garments-{name}-lr0.001-seed0" for name in names}
+
+
+def test_a_study_of_another_data_set_leaves_the_notebooks_on_garments_out(tmp_path):
+    folder = stand_in(tmp_path / "study")
+    (folder / "cirkit" / "data" / "scenes.py").touch()
+    default = snakemake(folder, "study", "--summary").stdout
+    assert "done/03_cone_histograms" in default and "infonce-tiny-garments-hard-0.5-seed0" in default
+    scenes = snakemake(folder, "study", "--summary", "--config", "DATASET=scenes").stdout
+    assert "infonce-tiny-scenes-scenes-shuffle-0-seed0" in scenes
+    assert "03_cone" not in scenes and "garments-" not in scenes

@@ -16,7 +16,7 @@ from cirkit.data.annotations import DataError
 from cirkit.plots import recall_by_rate, save
 from cirkit.publish import BEGIN, END, publish, write_index, write_tables
 from cirkit.run_parameters import RunParameters
-from cirkit.tables import collect, compare, detection_table, every_seed, paired, summarise
+from cirkit.tables import attribute_table, collect, compare, detection_table, every_seed, paired, summarise
 
 matplotlib.use("agg")
 
@@ -182,7 +182,7 @@ def test_paired_differences_are_within_seeds(tmp_path):
         base = rng.integers(0, 4, size=40)
         for method, shift in (("infonce", 0), ("rcl", seed)):
             run_id = f"{method}{seed}"
-            record(tmp_path, seed, 0.5, 50.0, run_id=run_id, method=method)
+            record(tmp_path, seed, 0.5, 50.0, run_id=run_id, method=method, lr=3e-3 if method == "infonce" else 1e-3)
             better = np.maximum(base - shift, 0)
             expected[run_id] = 100 * np.mean(better == 0)
             frame = pd.DataFrame({"query": range(40), "category": "NA", "better": better, "tied": 0})
@@ -195,3 +195,22 @@ def test_paired_differences_are_within_seeds(tmp_path):
     assert table.loc["mean", "low"] < table.loc["mean", "difference"] < table.loc["mean", "high"]
     assert (table.method == "rcl").all() and (table.against == "infonce").all()
     assert paired(collect(tmp_path), runs=tmp_path / "nowhere").empty
+
+
+def test_a_reference_of_an_older_version_is_not_compared(study, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
+    reference = tmp_path / "results" / "reference"
+    reference.mkdir(parents=True)
+    collect(study).drop(columns=["options", "lr"]).to_csv(reference / "results.csv", index=False)
+    write_tables(study)
+    assert "older version (no options, lr)" in capsys.readouterr().out
+
+
+def test_attributes_have_a_table_of_their_own(tmp_path):
+    record(tmp_path, 0, 0.5, 50.0)
+    path = next((tmp_path / "runs").iterdir())
+    content = json.loads(path.read_text())
+    cell = {"metric": "top-1 colour", "category": "all", "value": 71.0, "n": 12, "low": 70.0, "high": 72.0}
+    content["metrics"].append(cell | {"split": "test"})
+    path.write_text(json.dumps(content))
+    assert attribute_table(collect(tmp_path))["top-1 colour"].tolist() == ["71.0 [70.0, 72.0]"]

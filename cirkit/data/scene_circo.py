@@ -7,10 +7,10 @@ import pandas as pd
 
 from cirkit.data.scene_drawing import ATTRIBUTES, HELD_OUT
 from cirkit.data.scene_groups import NAMES
-from cirkit.data.scene_texts import aspects, change_caption, concept
+from cirkit.data.scene_texts import aspects, change_caption, concept, noun
 
 MOST_ANSWERS = 14  # of a query, as in CIRCO
-# What queries keep, the shared concept; everything neither kept nor asked for is left open.
+# What queries keep, the shared concept; everything neither kept nor asked for nor named is left open.
 CONCEPTS = (("shape", "colour"), ("other", "other_colour"), ("shape", "other"), ("size", "shape"), ("count", "other"))
 
 
@@ -26,12 +26,24 @@ def circo_table(n: int, rng: np.random.Generator) -> pd.DataFrame:
     return table
 
 
+def named(text: str, scene: dict[str, str], changes: dict[str, str]) -> set[str]:
+    """What `text` says of the reference `scene` beside its `changes`: shape, other, several (companions, not one)."""
+    words = set(text.split())
+    said = {name for name in ("shape", "other") if words & {noun(scene[name]), noun(scene[name], 2)}}
+    others = {noun(other, number) for other in (scene["other"], changes.get("other", "")) for number in (1, 2)}
+    if words & others and "count" not in changes:
+        said.add("several")
+    return said - set(changes)
+
+
 def circo_queries(images: pd.DataFrame, n: int, rng: np.random.Generator) -> list[dict]:
     """CIRCO entries: a concept that stays, one or two requests, and every one of `images` that meets both.
 
+    What a text names it keeps: "the dome is left of the flowers" has right answers with domes and several flowers only.
     Fewer than `n` if the images do not give more.
     """
-    values, ids = images[list(NAMES)].to_numpy(), images["id"].astype(int).to_numpy()
+    table = images[list(NAMES)].assign(several=images["count"] != "one")
+    values, ids = table.to_numpy(), images["id"].astype(int).to_numpy()
     entries: list[dict] = []
     asked = set()
     for _ in range(1000 * len(images)):
@@ -39,19 +51,21 @@ def circo_queries(images: pd.DataFrame, n: int, rng: np.random.Generator) -> lis
             break
         reference, target = rng.integers(len(images), size=2)
         kept = CONCEPTS[rng.integers(len(CONCEPTS))]
-        differ = [name for name, a, b in zip(NAMES, values[reference], values[target], strict=True) if a != b]
+        scene, wanted = (dict(zip(table, values[i], strict=True)) for i in (reference, target))
+        differ = [name for name in NAMES if scene[name] != wanted[name]]
         if set(kept) & set(differ):
             continue
-        changes = [differ[i] for i in rng.permutation(len(differ))[: rng.integers(1, 3)]]
+        changes = {differ[i]: wanted[differ[i]] for i in rng.permutation(len(differ))[: rng.integers(1, 3)]}
         if not changes or (reference, *sorted(changes)) in asked:
             continue
-        columns = [NAMES.index(name) for name in (*kept, *changes)]
+        # Without "same scene but", which is not so of answers that differ in what is left open.
+        text = change_caption(scene, list(changes.items()), rng).removeprefix("same scene but ")
+        stays = named(text, scene, changes)
+        if any(scene[name] != wanted[name] for name in stays) or not (found := aspects(text)):
+            continue
+        columns = [table.columns.get_loc(name) for name in {*kept, *changes, *stays}]
         answers = ids[(values[:, columns] == values[target, columns]).all(axis=1)]
         if len(answers) > MOST_ANSWERS:
-            continue
-        scene = dict(zip(NAMES, values[reference], strict=True))
-        text = change_caption(scene, [(name, values[target, NAMES.index(name)]) for name in changes], rng)
-        if not (found := aspects(text)):
             continue
         asked.add((reference, *sorted(changes)))
         entries.append(

@@ -94,12 +94,12 @@ def load_data(
     """Read every split of a data set; images are listed but not opened.
 
     Args:
-        dataset: ``garments``, rendered first if it is not there yet, or ``fashioniq`` or ``cirr``, any folder in that
-            layout.
+        dataset: ``garments`` or ``scenes``, rendered first if it is not there yet, or ``fashioniq`` or ``cirr``, any
+            folder in that layout.
         root: the data set's folder; for an embedded world the folder that holds worlds, None for the cache.
         image_root: folder of the images, where it is not ``root``.
         caption_mode: evaluated splits use ``first_and_second`` where training draws ``random`` forms.
-        exclude_reference: None takes the data set's default, True for ``cirr`` and False for the others.
+        exclude_reference: None takes the data set's default, True in CIRR's layout and False in FashionIQ's.
 
     Raises:
         DataError: whatever is wrong with the files, in one sentence.

@@ -55,7 +55,9 @@ def recall_by_rate(table: pd.DataFrame, metric: str = "R@1") -> Figure:
     figure, axis = plt.subplots(figsize=(8.4, 4.2))
     rows = table[(table.metric == metric) & (table.category == "mean")]
     keys = [key for key in KEYS if key not in ("dataset", "noise_rate")]
-    named = [key for key in keys if key == "method" or rows[key].nunique() > 1]
+    # a method has a learning rate of its own; it is named only where one method comes with several
+    several = rows.groupby("method")["lr"].nunique().gt(1).any()
+    named = [key for key in keys if key == "method" or (rows[key].nunique() > 1 and (key != "lr" or several))]
     methods, kinds = list(dict.fromkeys(rows.method)), list(dict.fromkeys(rows.noise_kind))
     palette = list(COLOURS.values())
     for key, part in rows.groupby(keys, sort=False):
