@@ -194,7 +194,7 @@ ORDER = [
     ["data.splits", "data"],
     ["derangement", "ledger", "clauses", "noise_kinds", "noise"],
     ["device", "lavis", "tokens", "towers", "backbone", "presets", "features"],
-    ["ranks", "scores", "bootstrap", "detection", "satisfaction", "evaluation", "losses", "pretrain"],
+    ["ranks", "scores", "bootstrap", "detection", "satisfaction", "evaluation", "losses", "stage1", "pretrain"],
     ["methods.base", "methods.*", "methods"],
     ["submission", "retrieval", "similarity", "train_scores", "checkpoints", "training"],
     ["run_parameters", "run_identity", "records", "runs", "plots.style", "plots.*", "plots", "tables", "publish"],
