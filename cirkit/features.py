@@ -1,7 +1,7 @@
 """Patch tokens of the frozen tower, computed once and read from a memory map.
 
-A store is named by what decides its content: tower weights, preprocessing, and the bytes of every image. Change one
-byte of any of them and the name is another, so a stale store can never be read.
+A store is named by what decides its content: tower weights, preprocessing, the code of both and of opening an image,
+and the bytes of every image. Change any of them and the name is another, so a stale store can never be read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from tqdm import tqdm
 from cirkit.backbone import Backbone
 from cirkit.data.images import ImageFolder
 from cirkit.paths import atomic_path, cache_dir
+from cirkit.provenance import source_digest
 
+# the code between an image file and its patch tokens
+_ENCODES = ("data.images", "data.preprocess", "towers", "lavis", "backbone")
 DTYPES = ("float32", "float16")
 
 
@@ -89,7 +92,7 @@ def store_key(backbone: Backbone, images: ImageFolder, ids: Sequence[str], dtype
 
     with ThreadPoolExecutor(4) as pool:
         contents = list(pool.map(digest, ids))
-    key = hashlib.sha256(f"{backbone.tower_fingerprint()} {dtype}".encode())
+    key = hashlib.sha256(f"{backbone.tower_fingerprint()} {dtype} {source_digest(*_ENCODES)}".encode())
     for image, content in zip(ids, contents, strict=True):
         key.update(f"{image} {content}\n".encode())
     return key.hexdigest()[:32]

@@ -45,6 +45,23 @@ def package_versions() -> dict[str, str | None]:
     return {name: installed(name) for name in PACKAGES}
 
 
+def _without_docstrings(path: Path) -> ast.Module:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+                node.body = body[1:]
+    return tree
+
+
+def source_digest(*modules: str) -> str:
+    """16 hex digits of the code of just these modules, such as ``data.images``, without comments and docstrings."""
+    root = Path(__file__).resolve().parent
+    code = [ast.dump(_without_docstrings(root.joinpath(*module.split(".")).with_suffix(".py"))) for module in modules]
+    return hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
+
+
 def code_fingerprint(method: str | None = None) -> str:
     """Hash of the package code that computes a run: `cirkit.runs` and every module that it imports, however deep.
 
@@ -63,12 +80,8 @@ def code_fingerprint(method: str | None = None) -> str:
         path = path if path.is_file() else path.with_suffix("") / "__init__.py"
         if module in seen or module.partition(".")[0] == "data" or not path.is_file():
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = _without_docstrings(path)
         for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-                if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
-                    node.body = body[1:]
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "cirkit":
                 package = node.module.removeprefix("cirkit").lstrip(".")
                 waiting += [package, *(f"{package}.{alias.name}".lstrip(".") for alias in node.names)]

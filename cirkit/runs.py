@@ -57,11 +57,12 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the record of this run is complete: there, readable, and of this run."""
+        """Whether the record of this run is complete: there, readable, of this run, with weights and history."""
         try:
-            return load_metrics(self.folder)["run_id"] == self.id
+            named = load_metrics(self.folder)["run_id"] == self.id
         except ValueError:
             return False
+        return named and all((self.folder / name).is_file() for name in ("model.safetensors", "history.csv"))
 
     def fit(self, progress: bool = True) -> pd.DataFrame:
         """Train, resuming where an interrupted run stopped; the history is kept beside the run."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from cirkit import features
 from cirkit.data.images import ImageFolder
 from cirkit.data.triplets import DataError
 from cirkit.features import build_store, store_key
@@ -61,6 +62,14 @@ def test_another_transform_gives_a_new_key(images, small_backbone):
         store_key(small_backbone(**c), folder, ids(images)) for c in ({}, {"pad_ratio": 1.5}, {"image_std": (0.3,) * 3})
     }
     assert len(keys) == 3
+
+
+def test_other_code_between_image_and_tokens_gives_a_new_key(images, small_backbone, monkeypatch):
+    backbone, folder = small_backbone(), ImageFolder(images.parent)
+    before = store_key(backbone, folder, ids(images))
+    assert "data.images" in features._ENCODES and "towers" in features._ENCODES
+    monkeypatch.setattr(features, "source_digest", lambda *modules: "changed")
+    assert store_key(backbone, folder, ids(images)) != before
 
 
 def test_one_changed_image_byte_gives_a_new_key(images, small_backbone):

@@ -9,7 +9,7 @@ import pytest
 
 import cirkit
 from cirkit import provenance as module
-from cirkit.provenance import code_fingerprint, git_state, package_versions, provenance
+from cirkit.provenance import code_fingerprint, git_state, package_versions, provenance, source_digest
 
 
 @pytest.fixture
@@ -63,3 +63,11 @@ def test_record_names_commit_versions_and_machine():
     assert set(git_state()) == {"commit", "dirty"} <= set(record)
     assert package_versions()["torch"] and record["versions"]["transformers"]
     assert record["threads"] >= 1 and record["python"].startswith("3.")
+
+
+def test_source_digest_is_of_the_named_modules_alone(package):
+    before = source_digest("towers", "data.images")
+    edit(package / "backbone.py", "import torch", "import torch  # a remark\nx = 1")
+    assert source_digest("towers", "data.images") == before
+    edit(package / "data" / "images.py", "import numpy as np", "import numpy as np\nx = 1")
+    assert source_digest("towers", "data.images") != before

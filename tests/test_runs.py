@@ -281,3 +281,11 @@ def test_a_run_takes_the_learning_rate_of_its_method_unless_it_names_one(setting
     assert named.id == prepare(**settings).id
     with pytest.raises(ValueError, match="lr"):
         prepare(**settings | {"lr": -1.0})
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "history.csv"])
+def test_a_run_without_its_weights_or_history_is_trained_again(settings, name):
+    run = train_or_load(**settings)
+    (run.folder / name).unlink()
+    assert not run.done
+    assert train_or_load(**settings).done and (run.folder / name).is_file()
