@@ -36,7 +36,8 @@ def write_tables(folder: Path) -> None:
     differences = paired(table)
     _write_csv(differences, folder / "paired.csv")
     means = differences[differences.seed == "mean"].drop(columns="seed") if len(differences) else differences
-    _write_markdown(means.round(2), folder / "paired.md")
+    places = dict.fromkeys(("difference", "low", "high", "sd"), 1)
+    _write_markdown(means.round(places), folder / "paired.md")
     _write_markdown(summary, folder / "summary.md")
     _write_markdown(every_seed(table), folder / "seeds.md")
     _write_markdown(every_seed(table, "R@10"), folder / "seeds_r10.md")
