@@ -235,4 +235,4 @@ def test_a_study_of_another_data_set_leaves_the_notebooks_on_garments_out(tmp_pa
     assert "done/03_cone_histograms" in default and "infonce-tiny-garments-hard-0.5-seed0" in default
     scenes = snakemake(folder, "study", "--summary", "--config", "DATASET=scenes").stdout
     assert "infonce-tiny-scenes-scenes-shuffle-0-seed0" in scenes
-    assert "03_cone" not in scenes and "garments-" not in scenes
+    assert "03_cone" not in scenes and "tiny-garments-" not in scenes
