@@ -44,7 +44,7 @@ def write_tables(folder: Path) -> None:
     _write_markdown(attribute_table(table), folder / "attributes.md")
     _write_markdown(detection_table(table), folder / "detection.md")
     print(summary.to_string(index=False))
-    if table.code.nunique() > 1:
+    if table.groupby("method").code.nunique().gt(1).any():
         print("Note: these runs were made by different versions of the code; `make clean` starts afresh.")
     reference = project_root() / "results" / "reference" / "results.csv"
     if reference.is_file():

@@ -92,6 +92,9 @@ def test_tables_are_written_and_mixed_code_is_pointed_out(study, monkeypatch, tm
     assert len(pd.read_csv(study / "results.csv")) == 24
     assert "82.0 ±2.8 [80.0, 84.0]" in (study / "summary.md").read_text()
     assert "different versions of the code" not in capsys.readouterr().out
+    record(study, 2, 0.0, 60.0, code="c", method="rcl")
+    write_tables(study)
+    assert "different versions of the code" not in capsys.readouterr().out  # another method is other code
     record(study, 2, 0.0, 70.0, code="b")
     write_tables(study)
     assert "different versions of the code" in capsys.readouterr().out
