@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -131,3 +131,26 @@ class Method(nn.Module):
     def similarity(self, batch: Batch) -> Tensor:
         """Scores s [B,B] of a batch, [query, target]: the best of a target's tokens."""
         return max_over_tokens(self.query(batch.references, batch.texts), self.target(batch.targets))
+
+
+class BatchMethod(Method):
+    """A method whose loss is one function of the batch's similarities, named in ``objective``."""
+
+    objective: Callable[[Tensor, float], Tensor]
+
+    @dataclass(frozen=True)
+    class Config(Method.Config):
+        """``temperature`` is tau, constant as in ConeSep (0.07)."""
+
+        temperature: float = 0.07
+
+        def __post_init__(self):
+            check_positive(self, "temperature")
+
+    config: Config
+
+    def loss(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
+        similarity = self.similarity(batch)
+        self.observe(similarity, self.config.temperature)
+        loss = self.objective(similarity, self.config.temperature)
+        return loss, {self.objective.__name__: loss.item(), "s_ii": similarity.diagonal().mean().item()}

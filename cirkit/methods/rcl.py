@@ -6,15 +6,11 @@ has little pull.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from torch import Tensor
-
 from cirkit.losses import robust_contrastive
-from cirkit.methods.base import Batch, Method, check_positive
+from cirkit.methods.base import BatchMethod
 
 
-class RCL(Method):
+class RCL(BatchMethod):
     """The robust contrastive loss alone, as in TME and ConeSep, on max-over-token similarity.
 
     Of the learning rates 5e-4, 1e-3, 1.5e-3, 2e-3 and 3e-3, validation R@1 of seed 100, summed over the clean set and
@@ -25,19 +21,4 @@ class RCL(Method):
 
     lr = 1e-3
 
-    @dataclass(frozen=True)
-    class Config(Method.Config):
-        """``temperature`` is tau, constant as in ConeSep (0.07)."""
-
-        temperature: float = 0.07
-
-        def __post_init__(self):
-            check_positive(self, "temperature")
-
-    config: Config
-
-    def loss(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
-        similarity = self.similarity(batch)
-        self.observe(similarity, self.config.temperature)
-        loss = robust_contrastive(similarity, self.config.temperature)
-        return loss, {"robust_contrastive": loss.item(), "s_ii": similarity.diagonal().mean().item()}
+    objective = staticmethod(robust_contrastive)
