@@ -91,7 +91,7 @@ lab: $(READY)
 
 # All notebooks once more, with runs loaded where they are there; figures/ and the record are copies of what they wrote.
 figures: $(READY)
-	@$(subst -m snakemake figures,-m snakemake study,$(SNAKEMAKE)) --forcerun task_and_data noise_injection train retrieval cone report
+	@$(subst -m snakemake figures,-m snakemake study,$(SNAKEMAKE)) --forcerun task_and_data noise_injection train look report
 
 reference: figures
 	@$(RUN) -m cirkit.publish $(RESULTS)/study --reference

@@ -22,9 +22,8 @@ CACHE = os.environ.get("CIRKIT_CACHE") or ".cache"
 WORLDS = ("garments", "scenes")
 
 # seconds of one step with one thread, two at once on two cores; for the announcements only
-SECONDS = {
-    "world": 30, "task_and_data": 30, "noise_injection": 40, "train": 60, "retrieval": 40, "cone": 90, "report": 20,
-}  # fmt: skip
+SECONDS = {"world": 30, "task_and_data": 30, "noise_injection": 40, "train": 60, "look": 70, "report": 20}
+SLOW_METHODS = {"conesep-released": 150, "conesep-paper": 90}
 
 
 # --- settings ---------------------------------------------------------------------------------------------
@@ -140,7 +139,9 @@ def run_of(method, kind, rate, seed):
 
 # what `make study` trains where nothing is chosen: enough for each notebook, and for the first comparison
 STUDY_RUNS = [
-    *(("infonce", "shuffle", rate) for rate in (0.0, 0.2, 0.5, 0.8)),
+    *((method, "shuffle", 0.5) for method in ("conesep-released", "conesep-paper")),
+    *((method, "shuffle", rate) for method in ("infonce", "conesep-adapted") for rate in (0.0, 0.2, 0.5, 0.8)),
+    *((method, "shuffle", 0.0) for method in ("conesep-released", "conesep-paper")),
     *((method, "shuffle", 0.5) for method in ("rcl", "oracle-rcl")),
     *((method, "hard", 0.5) for method in ("infonce", "rcl")),
 ]
@@ -159,12 +160,20 @@ else:
     CHOSEN = dict(run_of(*setting, 0) for setting in STUDY_RUNS)
 if not CHOSEN:
     refuse("METHODS, KINDS, RATES and SEEDS must each name at least one value.")
-# notebooks 02 and 03 look at runs on garments: a clean one, and one with each kind of noise. They belong to the study
-# as it is by default; with another data set or backbone, only what was chosen is run.
-CLEAN, clean_parameters = run_of("infonce", "shuffle", 0.0, 0)
-CONE = {CLEAN: clean_parameters, **dict(run_of("infonce", kind, 0.5, 0) for kind in ("shuffle", "hard"))}
-RUNS = {**(CONE if PLAIN else {}), **CHOSEN}
-LOOKS = ["02_qformer_retrieval", "03_cone_histograms"] if PLAIN else []
+# these notebooks look at runs on garments; they belong to the study as it is by default. With another data set or
+# backbone, only what was chosen is run.
+LOOKED_AT = {
+    "02_qformer_retrieval": [("infonce", "shuffle", 0.0)],
+    "03_cone_histograms": [
+        ("infonce", "shuffle", 0.0), ("infonce", "shuffle", 0.5), ("infonce", "hard", 0.5),
+        ("conesep-adapted", "shuffle", 0.5),
+    ],
+    "04_boundary_estimation": [("infonce", "shuffle", 0.5), ("infonce", "hard", 0.5)],
+    "05_negative_boundary": [("conesep-paper", "shuffle", 0.5), ("conesep-adapted", "shuffle", 0.5)],
+    "06_targeted_unlearning": [("infonce", "shuffle", 0.5)],
+}  # fmt: skip
+LOOKS = {notebook: dict(run_of(*run, 0) for run in runs) for notebook, runs in LOOKED_AT.items()} if PLAIN else {}
+RUNS = {name: run for part in (*LOOKS.values(), CHOSEN) for name, run in part.items()}
 RESULTS = [f"{STUDY}/runs/{run}.json" for run in CHOSEN]
 
 
@@ -251,14 +260,22 @@ else:
     batch_lock.flush()
 
 
+def seconds_of(rule, run):
+    """What a step takes; `params` holds it for the announcement alone."""
+    return SLOW_METHODS.get(RUNS[run]["METHOD"], SECONDS[rule]) if rule == "train" else SECONDS[rule]
+
+
 onstart:
-    order = [*SECONDS, *RUNS]
-    names = [(job.rule.name, job.wildcards.get("run", "")) for job in workflow.dag.needrun_jobs()]
+    order = [*SECONDS, *RUNS, *LOOKS]
+    names = [
+        (job.rule.name, job.wildcards.get("run") or job.wildcards.get("look") or "")
+        for job in workflow.dag.needrun_jobs()
+    ]
     steps = sorted(
         (step for step in names if step[0] in SECONDS), key=lambda step: [order.index(s) for s in step if s]
     )
     at_once = max(1, workflow.cores // THREADS)
-    minutes = sum(SECONDS[rule] for rule, _ in steps) / at_once / 60
+    minutes = sum(seconds_of(*step) for step in steps) / at_once / 60
     print(f"To do: {len(steps)} steps, about {minutes:.0f} min; {at_once} at once, threads each: {THREADS}")
     for rule, run in steps:
         print(f"    {rule:<16} {run}")
@@ -362,48 +379,32 @@ rule train:
         f"{STUDY}/notebooks/07_training-{{run}}.ipynb",
     params:
         options=lambda wildcards: as_options(RUNS[wildcards.run]),
+        seconds=lambda wildcards: seconds_of("train", wildcards.run),
     threads: THREADS
     priority: 2
     shell:
-        'say "notebook 07, training: {wildcards.run}" {SECONDS[train]}; '
+        'say "notebook 07, training: {wildcards.run}" {params.seconds}; '
         "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} -r RESULT {output} || stopped {log}"
 
 
-rule retrieval:
+rule look:
     input:
-        notebook="notebooks/02_qformer_retrieval.ipynb",
+        notebook="notebooks/{look}.ipynb",
         package=PACKAGE,
         world=world("garments"),
-        clean=f"{STUDY}/runs/{CLEAN}.json",
+        runs=lambda wildcards: [f"{STUDY}/runs/{run}.json" for run in LOOKS[wildcards.look]],
     output:
-        touch(f"{STUDY}/done/02_qformer_retrieval"),
+        touch(f"{STUDY}/done/{{look}}"),
     log:
-        f"{STUDY}/notebooks/02_qformer_retrieval.ipynb",
+        f"{STUDY}/notebooks/{{look}}.ipynb",
+    wildcard_constraints:
+        look="|".join(LOOKED_AT),
     params:
         options=as_options({"BACKBONE": BACKBONE}),
     threads: THREADS
     priority: 1
     shell:
-        'say "notebook 02, Q-Former retrieval" {SECONDS[retrieval]}; '
-        "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} || stopped {log}"
-
-
-rule cone:
-    input:
-        notebook="notebooks/03_cone_histograms.ipynb",
-        package=PACKAGE,
-        world=world("garments"),
-        runs=[f"{STUDY}/runs/{run}.json" for run in CONE],
-    output:
-        touch(f"{STUDY}/done/03_cone_histograms"),
-    log:
-        f"{STUDY}/notebooks/03_cone_histograms.ipynb",
-    params:
-        options=as_options({"BACKBONE": BACKBONE}),
-    threads: THREADS
-    priority: 1
-    shell:
-        'say "notebook 03, cone histograms" {SECONDS[cone]}; '
+        'say "notebook {wildcards.look}" {SECONDS[look]}; '
         "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} || stopped {log}"
 
 

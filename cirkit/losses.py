@@ -26,12 +26,13 @@ def row_losses(similarity: Tensor, temperature: float | Tensor) -> Tensor:
     return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device), reduction="none")
 
 
-def infonce(similarity: Tensor, temperature: float | Tensor) -> Tensor:
+def infonce(similarity: Tensor, temperature: float | Tensor, rows: Tensor | None = None) -> Tensor:
     """Cross-entropy of the own target among the batch, query to target: the mean of :func:`row_losses`.
 
-    The objective of CLIP4CIR and of SPRC's L_itc. Arguments and errors as there; a scalar.
+    The objective of CLIP4CIR and of SPRC's L_itc. Arguments and errors as in :func:`robust_contrastive`; a scalar.
     """
-    return row_losses(similarity, temperature).mean()
+    losses = row_losses(similarity, temperature)
+    return losses.mean() if rows is None else _mean_of(losses, rows)
 
 
 def robust_contrastive(similarity: Tensor, temperature: float | Tensor, rows: Tensor | None = None) -> Tensor:
@@ -53,13 +54,15 @@ def robust_contrastive(similarity: Tensor, temperature: float | Tensor, rows: Te
         ValueError: the matrix is not square, or ``rows`` has another length.
     """
     logits = _logits(similarity, temperature)
-    if rows is None:
-        rows = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-    if rows.shape != logits.shape[:1]:
-        raise ValueError(f"rows must be [{len(logits)}], got {tuple(rows.shape)}")
     wrong = torch.log1p(-logits.softmax(dim=1).clamp(_CLAMP, 1 - _CLAMP))
     per_row = -(wrong.sum(dim=1) - wrong.diagonal())
-    return (per_row * rows).sum() / rows.sum().clamp(min=1)
+    return _mean_of(per_row, torch.ones_like(per_row, dtype=torch.bool) if rows is None else rows)
+
+
+def _mean_of(losses: Tensor, rows: Tensor) -> Tensor:
+    if rows.shape != losses.shape:
+        raise ValueError(f"rows must be [{len(losses)}], got {tuple(rows.shape)}")
+    return (losses * rows).sum() / rows.sum().clamp(min=1)
 
 
 def _logits(similarity: Tensor, temperature: float | Tensor) -> Tensor:

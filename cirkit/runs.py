@@ -47,7 +47,7 @@ class Run:
         self.data = data
         self.noisy = noisy
         self.store = store
-        self.config = train_config(parameters)
+        self.config = train_config(parameters, backbone)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(parameters.seed)
             self.method: Method = build_method(parameters.method, backbone, **parameters.method_options)
@@ -161,11 +161,18 @@ class Run:
         return pd.read_csv(self.folder / "history.csv")
 
 
-def train_config(p: RunParameters) -> TrainConfig:
-    """The optimisation settings of a run; raises ValueError for those out of range."""
+def train_config(p: RunParameters, backbone: Backbone | None = None) -> TrainConfig:
+    """The optimisation settings of a run; raises ValueError for those out of range.
+
+    Where no learning rate is named it is the method's own, and the published one on a backbone that is no small preset.
+    """
+    method = method_class(p.method)
+    own = method.lr
+    if backbone is not None and backbone.config.name not in PRESETS:
+        own = method.published_lr.get(p.dataset, own)
     shared = {f.name for f in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(p)}
     values = {name: getattr(p, name) for name in shared}
-    return TrainConfig(**values | {"lr": p.lr or method_class(p.method).lr})
+    return TrainConfig(**values | {"lr": p.lr or own})
 
 
 def prepare(progress: bool = True, **parameters) -> Run:

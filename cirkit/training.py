@@ -177,7 +177,8 @@ def fit(
             bar.set_description(f"epoch {epoch + 1}/{config.epochs}")
             method.eval()
             view = TrainingView(triplets, store, epoch, config.epochs, config.seed, truth_tensor)
-            record = dict(epoch=epoch + 1, lr=schedule.get_last_lr()[0], **(method.start_epoch(view) or {}))
+            started = method.start_epoch(view) or {}
+            record = dict(epoch=epoch + 1, lr=schedule.get_last_lr()[0] * method.lr_scale, **started)
             tokens = method.backbone.tokenize(triplets.epoch_texts(epoch, config.seed))
             method.train()
             sums: dict[str, list[float]] = {}
@@ -194,8 +195,12 @@ def fit(
                     loss, terms = method.loss(batch, epoch * steps + i)
                 if not math.isfinite(loss.item()):
                     raise ValueError(f"the loss is {loss.item()} in epoch {epoch + 1}, step {i + 1}; terms: {terms}")
+                if i == steps // 2:
+                    terms = terms | _gradient_norms(method)
                 accelerator.backward(loss)
                 norm = accelerator.clip_grad_norm_(model.parameters(), config.clip_norm)
+                for group in optimizer.param_groups:  # the schedule sets all rates anew after each step
+                    group["lr"] *= method.lr_scale
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad(set_to_none=True)
@@ -210,12 +215,26 @@ def fit(
             method.eval()
             if on_epoch is not None:
                 record |= on_epoch(epoch, method, observed)
+            if note := method.diagnose(record):
+                record["note"] = note
+                bar.write(f"epoch {epoch + 1}: {note}")
             history.append(record)
             bar.set_postfix(loss=f"{record['loss']:.3f}")
             if checkpoint is not None:
                 save(checkpoint, run, method, optimizer, schedule, accelerator.scaler, history)
         bar.close()
     return pd.DataFrame(history)
+
+
+def _gradient_norms(method: Method) -> dict[str, float]:
+    """Norm of each term's gradient over all trained parameters, where a loss has several terms."""
+    trained = [p for p in method.parameters() if p.requires_grad]
+    norms = {}
+    for name, term in method.terms.items():
+        found = torch.autograd.grad(term, trained, retain_graph=True, allow_unused=True) if term.requires_grad else ()
+        squares = [g.float().square().sum() for g in found if g is not None]
+        norms[f"gradient {name}"] = float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+    return norms
 
 
 def _accelerator(config: TrainConfig, device: torch.device) -> Accelerator:

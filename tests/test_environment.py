@@ -195,8 +195,9 @@ ORDER = [
     ["derangement", "ledger", "clauses", "noise_kinds", "noise"],
     ["device", "lavis", "tokens", "towers", "backbone", "presets", "features"],
     ["ranks", "scores", "bootstrap", "detection", "satisfaction", "evaluation", "losses", "stage1", "pretrain"],
-    ["methods.base", "methods.*", "methods"],
-    ["submission", "retrieval", "similarity", "train_scores", "checkpoints", "training"],
+    ["boundary", "anchors", "transport", "unlearning"],
+    ["methods.base", "methods.conesep_config", "methods.*", "methods"],
+    ["submission", "retrieval", "similarity", "train_scores", "checkpoints", "training", "forgetting"],
     ["run_parameters", "run_identity", "records", "runs", "plots.style", "plots.*", "plots", "tables", "publish"],
     ["__main__"],
 ]

@@ -50,7 +50,7 @@ def stand_in(folder: Path) -> Path:
         (folder / "cirkit" / name).parent.mkdir(exist_ok=True)
         (folder / "cirkit" / f"{name}.py").write_text(f"{literal}\n")
     parameters = "\n".join(f"{name} = None" for name in SENT)
-    for name in ("00_task_and_data", "01_noise_injection", "02_qformer_retrieval", "03_cone_histograms"):
+    for name in sorted(path.stem for path in (ROOT / "notebooks").glob("0*.ipynb") if path.stem != "07_training"):
         write_notebook(folder / "notebooks" / f"{name}.ipynb", ("DATASET = ''", ["parameters"]), ("1", []))
     write_notebook(
         folder / "notebooks" / "07_training.ipynb",

@@ -32,7 +32,9 @@ def world(mini_world, small_backbone):
 
 
 def train(world, small_backbone, name="infonce", triplets=None, config=CONFIG, **options):
-    method = build_method(name, small_backbone())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of what a method adds to the backbone, as in a run
+        method = build_method(name, small_backbone())
     return method, fit(method, triplets or world[0], world[1], config, progress=False, **options)
 
 

@@ -15,6 +15,9 @@ from cirkit.methods.base import Batch, Method, TrainingView
 REGISTRY = {
     "infonce": "infonce:InfoNCE",
     "rcl": "rcl:RCL",
+    "conesep-adapted": "conesep:ConeSep",
+    "conesep-paper": "conesep:ConeSepPaper",
+    "conesep-released": "conesep:ConeSepReleased",
     "oracle-infonce": "oracle:OracleInfoNCE",
     "oracle-rcl": "oracle:OracleRCL",
 }

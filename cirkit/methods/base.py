@@ -60,6 +60,8 @@ class Method(nn.Module):
 
     uses_ledger = False
     lr = 3e-3
+    published_lr: dict[str, float] = {}  # the paper's, by data set, for a backbone that is no small preset
+    lr_scale = 1.0  # what the schedule's rate is multiplied by; a method may change it between epochs
 
     @dataclass(frozen=True)
     class Config:
@@ -72,6 +74,7 @@ class Method(nn.Module):
         self.backbone = backbone
         self.config = config
         self.observed: dict[str, Tensor] = {}
+        self.terms: dict[str, Tensor] = {}
 
     def query(self, references: Tensor, texts: Sequence[str] | TokenBatch) -> Tensor:
         """Reference patches [B,P,Dv] and texts -> composed queries [B,D], unit norm."""
@@ -84,7 +87,8 @@ class Method(nn.Module):
     def loss(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
         """Total loss (scalar) and its named, unweighted terms.
 
-        ``step`` counts optimizer steps from 0 over the whole run.
+        ``step`` counts optimizer steps from 0 over the whole run. A loss of several terms leaves them, as weighted in
+        the total, in ``terms``: training then notes once an epoch how strongly each of them pulls.
         """
         raise NotImplementedError
 
@@ -105,6 +109,10 @@ class Method(nn.Module):
 
     def start_epoch(self, view: TrainingView) -> dict[str, float] | None:
         """Called before each epoch; what it returns is written into the history."""
+        return None
+
+    def diagnose(self, record: dict[str, float]) -> str | None:
+        """One sentence on what went wrong in an epoch, from its row of the history; None if nothing did."""
         return None
 
     def parameter_groups(self, weight_decay: float) -> list[dict]:

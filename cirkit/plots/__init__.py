@@ -1,5 +1,14 @@
 """Every figure of the study. Functions take arrays or a DataFrame and return a matplotlib Figure."""
 
+from cirkit.plots.anchors import band_histograms, collapse_histories, lines_by_step, loss_ratios
+from cirkit.plots.boundaries import (
+    boundaries_by_batch,
+    boundary_intervals,
+    fidelity_curves,
+    roc_panels,
+    variance_shares,
+    where_noise_lies,
+)
 from cirkit.plots.counts import combination_map, count_matrix, stacked_counts, text_statistics
 from cirkit.plots.pictures import image_strip, triplet_grid, triplet_pairs
 from cirkit.plots.results import attribute_bars, probe_bars, recall_by_rate, training_history
@@ -14,6 +23,7 @@ from cirkit.plots.similarities import (
     token_scores,
 )
 from cirkit.plots.style import CLEAN, COLOURS, NOISY, save, set_style
+from cirkit.plots.transports import forgetting_curves, label_strips, mass_on_anchors, transport_maps
 
 __all__ = [
     "CLEAN",
@@ -21,13 +31,24 @@ __all__ = [
     "NOISY",
     "attention_maps",
     "attribute_bars",
+    "band_histograms",
+    "boundaries_by_batch",
+    "boundary_intervals",
+    "collapse_histories",
     "combination_map",
     "cone_histograms",
     "count_matrix",
+    "fidelity_curves",
+    "forgetting_curves",
     "image_strip",
+    "label_strips",
     "lines_by_epoch",
+    "lines_by_step",
+    "loss_ratios",
+    "mass_on_anchors",
     "probe_bars",
     "recall_by_rate",
+    "roc_panels",
     "save",
     "score_histograms",
     "set_style",
@@ -38,6 +59,9 @@ __all__ = [
     "text_statistics",
     "token_scores",
     "training_history",
+    "transport_maps",
     "triplet_grid",
     "triplet_pairs",
+    "variance_shares",
+    "where_noise_lies",
 ]

@@ -98,7 +98,9 @@ def token_scores(scores: np.ndarray, images: Sequence[Image], names: Sequence[st
     return figure
 
 
-def cone_histograms(stages: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]]) -> Figure:
+def cone_histograms(
+    stages: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], levels: Mapping[str, float] | None = None
+) -> Figure:
     """The cone: a row per stage of training, a 2-D histogram per group of triplets, all with the same axes and bins.
 
     The dashed line is x = y: above it, the text brings the query closer to the target than the reference alone is.
@@ -106,6 +108,7 @@ def cone_histograms(stages: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarr
     Args:
         stages: name -> group -> (x, y), each [n]: x = s(ref, tar), how alike the two images are without the text;
             y = s(composed, tar), how well the composed query meets the target.
+        levels: stage -> a level of y to draw as a dotted line, such as the noise boundary.
     """
     columns = max(map(len, stages.values()))
     figure, axes = plt.subplots(
@@ -126,6 +129,8 @@ def cone_histograms(stages: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarr
             shares = np.ma.masked_equal(100 * counts / max(len(x), 1), 0)
             image = axis.pcolormesh(*edges, shares, cmap="viridis", norm="log", vmin=0.02, vmax=5, rasterized=True)
             axis.plot([low, high], [low, high], color=NOISY, linewidth=1, linestyle="--")
+            if stage in (levels or {}):
+                axis.axhline(levels[stage], color="black", linewidth=1.2, linestyle=":")
         row[0].set_ylabel(f"{stage}\ns(composed, tar)", fontsize=9)
     for axis in axes[-1]:
         axis.set_xlabel("s(ref, tar)", fontsize=9)

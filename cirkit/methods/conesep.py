@@ -1,0 +1,209 @@
+"""ConeSep (CVPR 2026, arXiv 2604.20358): find noise by a boundary, learn negative anchors, unlearn by transport.
+
+How it decides what is noise: by how far a triplet's similarity lies above that of random triplets of Gaussian images.
+
+Warm-up: L_rank + zeta L_intra + nu L_inter; then L_rank + kappa L_ul + zeta L_intra (eq. 8 and 13), where L_rank is the
+robust contrastive loss, L_intra the query-oriented and L_inter the target-oriented loss of the anchors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from cirkit.anchors import NEGATIONS, query_oriented, target_oriented
+from cirkit.backbone import Backbone, TokenBatch
+from cirkit.boundary import fidelity, gaussian_patches, gaussian_triplets, noise_boundary, noisy_rows
+from cirkit.losses import infonce, robust_contrastive
+from cirkit.methods.base import Batch, Method, TrainingView
+from cirkit.methods.conesep_config import ConeSepConfig, PaperConfig, ReleasedConfig
+from cirkit.scores import max_over_tokens
+from cirkit.unlearning import unlearning
+
+RANK_LOSSES = {"robust": robust_contrastive, "infonce": infonce}
+
+
+class ConeSep(Method):
+    """ConeSep with switches; by default the variant ``adapted``.
+
+    On a BLIP-2 backbone the paper trains 20 epochs in batches of 128.
+    """
+
+    variants: tuple[str, ...] = ("adapted",)
+    lr = 3e-3
+    published_lr = {"cirr": 1e-5, "fashioniq": 2e-5}
+    Config = ConeSepConfig
+    config: ConeSepConfig
+
+    def __init__(self, backbone: Backbone, config: ConeSepConfig):
+        super().__init__(backbone, config)
+        self.negative_prompts = nn.Parameter(backbone.query_tokens.detach().clone())
+        if config.prompt_init == "random":
+            nn.init.normal_(self.negative_prompts, std=backbone.config.initializer_range)
+        self.epoch, self.seed = 0, 0
+        self.boundary: Tensor | None = None
+        self._pool: tuple[Tensor, Tensor] | None = None
+
+    def start_epoch(self, view: TrainingView) -> None:
+        if view.seed != self.seed:
+            self._pool = None
+        self.epoch, self.seed = view.epoch, view.seed
+        self.lr_scale = self.config.warmup_lr if view.epoch < self.config.warmup else 1.0
+        self.boundary = None  # estimated anew, so that a resumed run goes on as if never interrupted
+
+    # -- GFQ -----------------------------------------------------------------------------------------------------------
+
+    def estimate_boundary(self, texts: TokenBatch) -> Tensor:
+        """The noise boundary as the model stands, from ``draws`` Gaussian triplets with texts of this batch."""
+        config, generator = self.config, None
+        if config.pool:
+            generator = torch.Generator().manual_seed(self.seed)
+        images = self._pool
+        if images is None:
+            count = config.draws or len(texts.ids)
+            images = tuple(gaussian_patches(self.backbone, count, generator) for _ in range(2))
+        if config.pool:
+            self._pool = images
+        return noise_boundary(*gaussian_triplets(self.backbone, *images, texts), config.pairs)
+
+    def split(self, similarity: Tensor) -> Tensor:
+        """Rows of a batch that count as noisy, bool [B], by s [B,B] and the boundary at hand."""
+        own = similarity.detach().diagonal()
+        values = fidelity(own, self.boundary, self.config.fidelity, self.config.guards)
+        return noisy_rows(own, self.boundary, values, self.config.split, self.config.omega)
+
+    # -- NBL -----------------------------------------------------------------------------------------------------------
+
+    def anchors(self, references: Tensor, texts: TokenBatch) -> Tensor:
+        """Negative anchors g [B,D], unit norm: composed with the negative prompts in place of the query tokens."""
+        if self.config.negate_text:
+            texts = self.negated(texts)
+        if self.config.anchors_train == "all":
+            return self.backbone.compose(references, texts, self.negative_prompts)
+        with _frozen(self.backbone):
+            return self.backbone.compose(references, texts, self.negative_prompts)
+
+    def negated(self, texts: TokenBatch) -> TokenBatch:
+        """The texts with a randomly drawn negation in front, cut at the backbone's text length."""
+        prefixes = self.backbone.tokenize(NEGATIONS)
+        lengths = prefixes.mask.sum(dim=1) - 2  # without [CLS] and [SEP]
+        ids, limit = [], self.backbone.config.text_length
+        drawn = torch.randint(len(NEGATIONS), (len(texts.ids),)).tolist()
+        for row, mask, kind in zip(texts.ids, texts.mask, drawn, strict=True):
+            own = row[: int(mask.sum())]
+            prefix = prefixes.ids[kind, 1 : 1 + int(lengths[kind])]
+            ids.append(torch.cat([own[:1], prefix, own[1:-1]])[: limit - 1])
+            ids[-1] = torch.cat([ids[-1], own[-1:]])
+        mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+        return TokenBatch(nn.utils.rnn.pad_sequence(ids, batch_first=True), mask)
+
+    # -- BTU -----------------------------------------------------------------------------------------------------------
+
+    def unlearn(self, similarity: Tensor, anchors: Tensor, composed: Tensor, targets: Tensor, noisy: Tensor):
+        """The unlearning loss of a batch and its transport; None where there is nothing to unlearn."""
+        config = self.config
+        if len(noisy) < 2 or (config.guards and not noisy.any()):
+            return None
+        if config.anchors_train == "prompts":
+            anchors = anchors.detach()
+        if config.negative_block == "composed":
+            negative = max_over_tokens(
+                composed, anchors[:, None]
+            )  # a plain product would be half precision in autocast
+        else:
+            negative = max_over_tokens(anchors, targets).T
+        positive = similarity if config.positive_block == "cosine" else (similarity / config.temperature).softmax(1)
+        options = ("gamma", "reg", "mask", "marginals", "solver", "scale_cost", "resoftmax", "both_directions")
+        chosen = {name: getattr(config, name) for name in options}
+        return unlearning(positive, negative, noisy, config.label_temperature, **chosen)
+
+    # -- the loss ------------------------------------------------------------------------------------------------------
+
+    def loss(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
+        config = self.config
+        composed, targets = self.query(batch.references, batch.texts), self.target(batch.targets)
+        similarity = max_over_tokens(composed, targets)
+        self.observe(similarity, config.temperature)
+        off = similarity.numel() - len(similarity)
+        own = similarity.detach().diagonal()
+        logs = {"s_ii": own.mean().item(), "s_ij": ((similarity.detach().sum() - own.sum()) / max(off, 1)).item()}
+        noisy = None
+        if self.epoch >= config.warmup:
+            if self.boundary is None or step % config.boundary_every == 0:
+                self.boundary = self.estimate_boundary(batch.texts)
+            noisy = self.split(similarity)
+            self.observed["flagged"] = noisy.float()
+            if config.scale_lr:
+                self.lr_scale = (~noisy).float().mean().item()
+            logs |= {"boundary": self.boundary.item(), "flagged": noisy.float().mean().item()}
+        rows = None if noisy is None or config.rank_rows == "all" else ~noisy
+        rank = RANK_LOSSES[config.rank_loss](similarity, config.temperature, rows)
+        self.terms = {"rank": rank}
+        logs["rank"] = rank.item()
+        # anchors that train nothing but their own prompts matter only for unlearning
+        if config.kappa or config.anchors_train == "all":
+            extra = self.anchor_terms(batch, similarity, composed, targets, noisy)
+            weights = {"query_oriented": config.zeta, "target_oriented": config.nu, "unlearning": config.kappa}
+            self.terms |= {name: weights[name] * extra[name] for name in weights if name in extra}
+            logs |= {name: value.item() for name, value in extra.items()}
+        return sum(self.terms.values()), logs
+
+    def anchor_terms(
+        self, batch: Batch, similarity: Tensor, composed: Tensor, targets: Tensor, noisy: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The terms in which the anchors take part, unweighted, and c_g, mean <c_i, g_i>; ``noisy`` None in warm-up."""
+        config = self.config
+        anchors = self.anchors(batch.references, batch.texts)
+        c, t = (composed, targets) if config.anchors_train == "all" else (composed.detach(), targets.detach())
+        terms = {
+            "query_oriented": query_oriented(c, anchors, similarity, config.temperature, config.query_oriented),
+            "c_g": (composed * anchors).sum(dim=1).mean().detach(),
+        }
+        if noisy is None:
+            scores = max_over_tokens(anchors, t)
+            terms["target_oriented"] = target_oriented(scores, config.temperature, config.target_oriented)
+        elif config.kappa and (moved := self.unlearn(similarity, anchors, composed, targets, noisy)):
+            terms["unlearning"] = moved.loss
+        return terms
+
+    def diagnose(self, record: dict[str, float]) -> str | None:
+        """A collapse by its name: queries that no longer tell targets apart, or that became their own anchors."""
+        if record["s_ii"] - record["s_ij"] < 0.02:
+            return f"collapse: right and wrong pairs are alike (s_ii {record['s_ii']:.2f}, s_ij {record['s_ij']:.2f})"
+        if record.get("c_g", 0.0) > 0.9:
+            return f"collapse: queries and their negative anchors coincide (c_g {record['c_g']:.2f})"
+        if record.get("flagged", 0.0) > 0.99:
+            return "every triplet counts as noisy"
+        return None
+
+
+class ConeSepPaper(ConeSep):
+    """ConeSep as the paper describes it."""
+
+    lr = 5e-4
+    variants = ("paper",)
+    Config = PaperConfig
+
+
+class ConeSepReleased(ConeSep):
+    """ConeSep as its released code computes it."""
+
+    lr = 5e-4
+    variants = ("released",)
+    Config = ReleasedConfig
+
+
+@contextmanager
+def _frozen(backbone: Backbone) -> Iterator[None]:
+    """No gradient for the backbone's parameters in what is computed inside."""
+    trained = [p for p in backbone.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

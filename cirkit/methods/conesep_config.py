@@ -1,0 +1,165 @@
+"""The switches of ConeSep, and what its three variants set them to."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from cirkit.anchors import QueryOriented, TargetOriented
+from cirkit.boundary import Fidelity, Split
+from cirkit.methods.base import Method, check_positive
+from cirkit.unlearning import Marginals, Mask, Solver
+
+# switch -> (released, paper, adapted)
+SWITCHES = {
+    "fidelity": ("released", "monotone", "monotone"),
+    "split": ("fraction", "threshold", "threshold"),
+    "omega": (0.5, 0.5, 0.2),
+    "draws": (0, 4, 64),
+    "boundary_every": (1, 1, 7),
+    "pool": (False, False, True),
+    "prompt_init": ("query", "random", "random"),
+    "negate_text": (True, False, False),
+    "target_oriented": ("softmax", "logits", "balanced"),
+    "query_oriented": ("coordinates", "batch_means", "batch_means"),
+    "anchors_train": ("all", "all", "prompts"),
+    "rank_loss": ("robust", "robust", "infonce"),
+    "rank_rows": ("all", "all", "clean"),
+    "negative_block": ("targets", "composed", "composed"),
+    "positive_block": ("softmax", "cosine", "cosine"),
+    "mask": ("last_column", "own_anchor", "own_anchor"),
+    "marginals": ("uniform", "uniform", "labels"),
+    "solver": ("released", "pot", "pot"),
+    "scale_cost": (True, False, False),
+    "resoftmax": (True, False, False),
+    "label_temperature": (1.0, 0.07, 0.07),
+    "both_directions": (True, False, False),
+    "warmup_lr": (1.0, 1.0, 1 / 3),
+    "scale_lr": (False, False, True),
+    "guards": (False, True, True),
+    "kappa": (0.5, 0.5, 0.0),
+    "zeta": (0.8, 0.5, 0.5),
+}
+# those that every variant leaves to the user
+NUMBERS = ("omega", "kappa", "zeta", "draws")
+VARIANTS = ("released", "paper", "adapted")
+
+
+@dataclass(frozen=True)
+class ConeSepConfig(Method.Config):
+    """Options of ConeSep. A switch that is None is what ``start`` says, and stands in the config as that.
+
+    Only ``conesep-adapted`` lets switches be changed: what is changed is no longer the paper's or the released method.
+
+    Numbers (symbols of the paper): ``temperature`` tau; ``omega``, share or threshold of the split; ``kappa``, weight
+    of the unlearning loss; ``zeta``, of the query-oriented loss (0.8 in the released code); ``nu``, of the
+    target-oriented loss; ``gamma``, share of the plan in the soft labels; ``reg`` of the transport; ``warmup`` N,
+    epochs before the split begins.
+
+    GFQ: ``fidelity`` and ``split`` (:mod:`cirkit.boundary`); ``draws`` K, Gaussian images per side, 0 for as many as
+    the batch holds; ``pairs`` of them; ``boundary_every``, steps between estimates; ``pool``, draw the images once and
+    keep them encoded by the frozen tower.
+
+    NBL: ``prompt_init``, negative prompts begin as a copy of the ``query`` tokens or at ``random``; ``negate_text``,
+    put "there is no" or the like before the anchor's text; ``target_oriented`` and ``query_oriented``
+    (:mod:`cirkit.anchors`); ``anchors_train``, whether the two losses reach ``all`` parameters or
+    the negative ``prompts`` alone, in which case the unlearning loss does not move the anchors either.
+
+    Ranking: ``rank_loss`` on ``all`` rows or on those that count as ``clean`` (``rank_rows``, after the warm-up).
+
+    BTU (:mod:`cirkit.unlearning`): ``negative_block``, anchors against ``composed`` queries or ``targets``;
+    ``positive_block``, raw ``cosine`` or ``softmax`` over the batch; ``mask``, ``marginals``, ``solver``,
+    ``scale_cost``, ``resoftmax``, ``both_directions``; ``label_temperature``, of the predictions.
+
+    Learning rate, as a share of the schedule's: ``warmup_lr`` during the warm-up; ``scale_lr``, afterwards the share of
+    the batch that counts as clean, since the loss is a mean over that many rows (linear scaling rule).
+
+    ``guards``: fidelity 0 where nothing lies above the boundary, and no unlearning without a noisy row; without them
+    both are NaN, as in the released code.
+    """
+
+    variant: str = "adapted"
+    start: Literal["released", "paper", "adapted"] | None = None
+    temperature: float = 0.07
+    omega: float | None = None
+    kappa: float | None = None
+    zeta: float | None = None
+    nu: float = 0.5
+    gamma: float = 0.7
+    reg: float = 0.03
+    warmup: int = 2
+    fidelity: Fidelity | None = None
+    split: Split | None = None
+    draws: int | None = None
+    pairs: Literal["all", "matched"] = "all"
+    boundary_every: int | None = None
+    pool: bool | None = None
+    prompt_init: Literal["query", "random"] | None = None
+    negate_text: bool | None = None
+    target_oriented: TargetOriented | None = None
+    query_oriented: QueryOriented | None = None
+    anchors_train: Literal["all", "prompts"] | None = None
+    rank_loss: Literal["robust", "infonce"] | None = None
+    rank_rows: Literal["all", "clean"] | None = None
+    negative_block: Literal["composed", "targets"] | None = None
+    positive_block: Literal["cosine", "softmax"] | None = None
+    mask: Mask | None = None
+    marginals: Marginals | None = None
+    solver: Solver | None = None
+    scale_cost: bool | None = None
+    resoftmax: bool | None = None
+    label_temperature: float | None = None
+    both_directions: bool | None = None
+    warmup_lr: float | None = None
+    scale_lr: bool | None = None
+    guards: bool | None = None
+
+    def __post_init__(self):
+        if self.variant not in VARIANTS:
+            return  # refused by its name, with the ones there are
+        if self.start is None:
+            object.__setattr__(self, "start", self.variant)
+        for name, values in SWITCHES.items():
+            own = values[VARIANTS.index(self.start)]
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, own)
+            elif self.variant != "adapted" and getattr(self, name) != own and name not in NUMBERS:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} would no longer be the {self.variant} variant of ConeSep; take"
+                    f" 'conesep-adapted' with start={self.variant!r}"
+                )
+        if self.variant != "adapted" and self.start != self.variant:
+            raise ValueError(f"start={self.start!r} is for 'conesep-adapted' alone; this is variant {self.variant!r}")
+        check_positive(self, "temperature", "reg", "label_temperature", "boundary_every", "warmup_lr")
+        for name in ("omega", "gamma"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
+        for name in ("kappa", "zeta", "nu", "warmup", "draws"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.pool and not self.draws:
+            raise ValueError("draws must be at least 1 for a pool of Gaussian images")
+
+
+@dataclass(frozen=True)
+class PaperConfig(ConeSepConfig):
+    """The paper's description."""
+
+    variant: str = "paper"
+
+
+@dataclass(frozen=True)
+class ReleasedConfig(ConeSepConfig):
+    """The released code."""
+
+    variant: str = "released"
+
+
+def changes(start: str = "paper", end: str = "adapted") -> dict[str, tuple]:
+    """Switches in which two variants differ: name -> (value in ``start``, value in ``end``)."""
+    a, b = VARIANTS.index(start), VARIANTS.index(end)
+    return {name: (values[a], values[b]) for name, values in SWITCHES.items() if values[a] != values[b]}
+
+
+assert set(SWITCHES) <= {f.name for f in dataclasses.fields(ConeSepConfig)}
