@@ -38,19 +38,21 @@ SNAKEMAKE = $(RUN) -m snakemake $@ --cores $(CORES) --rerun-triggers mtime param
 ALL_DONE = @echo 'All done. In $(RESULTS)/study: summary.md (the table), figures/index.html, notebooks/ (executed).'
 
 .DEFAULT_GOAL := help
-.PHONY: help install own-python study grid test check pretrain lab reference figures lock clean distclean
+.PHONY: help install own-python study plan search grid test check pretrain lab reference figures lock clean distclean
 .SUFFIXES:
 
 help:
 	@echo 'make study      set up, draw the world, run the notebooks, write the tables (results/study/)'
 	@echo 'make test       set up, run the tests'
 	@echo 'make check      the slower checks: style, slow tests, every command of the README'
+	@echo 'make plan       what `make study` would do, and for how long'
 	@echo 'make grid       more runs:  make grid METHODS="infonce" RATES="0 0.5" KINDS="shuffle" SEEDS="0 1"'
 	@echo '                also DATASET, DATA_ROOT, BACKBONE, DEVICE, LR; CORES (runs at once; at most 4 by default), THREADS (1)'
 	@echo 'make lab        JupyterLab with the notebooks'
 	@echo 'make pretrain   make the stage-1 checkpoint of the tiny backbone again'
 	@echo 'make install    only the environment (.venv);  PYTHON=... names the interpreter to make it from'
 	@echo 'make clean      remove what study and grid wrote;  make distclean  also the environment and caches'
+	@echo 'make search     the search for learning rates, on validation;  ARGS=changes or ARGS=regime: those of ConeSep'
 	@echo 'For maintainers: make lock, make figures, make reference'
 	@echo 'With an environment of your own:  make study PY=python  uses that interpreter and installs nothing'
 
@@ -71,6 +73,9 @@ study: $(READY)
 	@$(SNAKEMAKE)
 	$(ALL_DONE)
 
+plan: $(READY)
+	@$(subst -m snakemake plan,-m snakemake study --dry-run,$(SNAKEMAKE))
+
 grid: $(READY)
 	@$(SNAKEMAKE) --keep-going
 	$(ALL_DONE)
@@ -81,7 +86,7 @@ test: $(READY)
 check: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -m slow $(ARGS)
-	$(RUN) .ci/readme.py
+	$(RUN) .ci/readme.py --all
 
 pretrain: $(READY)
 	@$(RUN) -m cirkit.pretrain $(ARGS)
@@ -95,6 +100,9 @@ figures: $(READY)
 
 reference: figures
 	@$(RUN) -m cirkit.publish $(RESULTS)/study --reference
+
+search: $(READY)
+	@$(RUN) -m cirkit.search $(ARGS)
 
 lock: $(READY)
 	@$(RUN) .ci/lock.py

@@ -12,8 +12,8 @@ from cirkit.data.annotations import DataError
 
 # what two rows must agree on before they are seeds of one setting
 KEYS = [
-    "dataset", "method", "variant", "options", "backbone", "noise_kind", "noise_rate", "caption_mode", "gallery_rule",
-    "exclude_reference", "epochs", "batch_size", "lr", "mixed_precision", "comparable",
+    "dataset", "method", "variant", "changed", "options", "backbone", "noise_kind", "noise_rate", "caption_mode",
+    "gallery_rule", "exclude_reference", "epochs", "batch_size", "lr", "mixed_precision", "comparable",
 ]  # fmt: skip
 _FROM_PARAMETERS = (
     "method", "noise_kind", "noise_rate", "noise_seed", "seed", "caption_mode", "gallery_rule", "epochs", "batch_size",
@@ -43,7 +43,8 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
     """Metrics of finished runs (their folders or records) as one table; every row carries what it was made with.
 
     A clean run is the same whichever kind of noise was not applied, and is trained once: each record names the kind
-    it was asked for. ``options`` are the method's options without the variant, as JSON.
+    it was asked for. ``options`` are all options of the method without the variant, as JSON; ``changed`` are those that
+    the run was asked for.
 
     Raises:
         DataError: two records of one setting and seed with different numbers.
@@ -59,6 +60,8 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
         frame["dataset"], frame["exclude_reference"] = protocol["dataset"], protocol["exclude_reference"]
         frame["backbone"], frame["lr"] = effective["backbone"], effective["train_config"]["lr"]
         frame["variant"] = options.pop("variant")
+        asked = {k: v for k, v in sorted(p["method_options"].items()) if k != "variant"}
+        frame["changed"] = ", ".join(f"{k}={v}" for k, v in asked.items()) or "none"
         frame["options"] = json.dumps(options, sort_keys=True)
         frame["realised_rate"] = run["noise"]["realised"]
         frame["reported"] = frame.split == run["report_on"]

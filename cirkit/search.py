@@ -1,14 +1,15 @@
 """The search for hyper-parameters, kept with what it found: every method gets the same number of tries.
 
-``python -m cirkit.search`` runs all candidates on noise rates 0 and 0.5, with a seed that is not reported, and writes
-their validation R@1 to <results>/search; several processes may share the work. ``--changes`` runs the ConeSep variants
-between ``paper`` and ``adapted``, one change at a time. Runs that are there are loaded. ``--reference`` copies the
-tables to results/reference.
+``python -m cirkit.search`` trains all candidates on noise rates 0 and 0.5, with a seed that is not reported, and writes
+their validation R@1 to <results>/search. Other tables, of ConeSep: ``changes``, from ``paper`` to ``adapted`` one
+change at a time; ``regime``, all variants with and without unlearning on a model that already composes. Runs that are
+there are loaded, so several processes may share the work (``--part``).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterable
@@ -16,15 +17,22 @@ from pathlib import Path
 
 import pandas as pd
 
+from cirkit.data.garments import GarmentsRecipe, build_garments
 from cirkit.methods import method_class
 from cirkit.methods.conesep_config import changes
 from cirkit.paths import atomic_path, project_root, results_dir
+from cirkit.presets import save_backbone
 from cirkit.records import load_metrics
 from cirkit.runs import train_or_load
 
 SEED, RATES = 100, (0.0, 0.5)
 METHODS = ("conesep-released", "conesep-paper", "conesep-adapted", "rcl", "infonce")
 LEARNING_RATES = (5e-4, 1e-3, 3e-3)
+
+
+_POOL = {"draws", "boundary_every", "pool"}
+# what these decide does nothing in adapted, where anchors are not used
+_ANCHORS = {"target_oriented", "anchors_train", "marginals"}
 
 
 def candidates() -> list[dict]:
@@ -39,13 +47,47 @@ def candidates() -> list[dict]:
 
 def one_change_each() -> list[dict]:
     """ConeSep from ``paper`` with one switch of ``adapted`` each, and ``adapted`` without it, at rate 0.5."""
-    lr = {"paper": method_class("conesep-paper").lr, "adapted": method_class("conesep-adapted").lr}
+    lr = {variant: method_class(f"conesep-{variant}").lr for variant in ("paper", "adapted")}
+    apart = changes("paper", "adapted")
+    groups = [sorted(_POOL), *([name] for name in apart if name not in _POOL)]
     runs = [{"start": "paper"}, {"start": "adapted"}]
-    for name, (paper, adapted) in changes("paper", "adapted").items():
-        runs += [{"start": "paper", name: adapted}, {"start": "adapted", name: paper}]
+    for group in groups:
+        runs.append({"start": "paper"} | {name: apart[name][1] for name in group})
+        if not set(group) & _ANCHORS:
+            runs.append({"start": "adapted"} | {name: apart[name][0] for name in group})
     return [
         {"method": "conesep-adapted", "noise_rate": 0.5, "lr": lr[options["start"]], "method_options": options}
         for options in runs
+    ]
+
+
+def pretrained_regime() -> list[dict]:
+    """The papers' regime in small: a model that already composes, trained on with a tenth of the usual rate or less.
+
+    It was trained by InfoNCE on clean triplets of another drawing of the garments world.
+    """
+    folder = results_dir() / "search" / "tiny-composing"
+    if not (folder / "config.json").is_file():
+        world = build_garments(recipe=GarmentsRecipe(seed=1))
+        run = train_or_load(method="infonce", dataset="fashioniq", data_root=str(world), seed=SEED)
+        backbone = run.method.backbone
+        backbone.config = dataclasses.replace(backbone.config, name="tiny-composing")
+        save_backbone(backbone, folder)
+    methods = [
+        ("infonce", {}),
+        ("rcl", {}),
+        ("conesep-paper", {}),
+        ("conesep-paper", {"kappa": 0.0}),
+        ("conesep-adapted", {"start": "paper", "anchors_train": "prompts"}),
+        ("conesep-adapted", {"start": "paper", "anchors_train": "prompts", "kappa": 0.0}),
+        ("conesep-adapted", {"kappa": 0.5}),
+        ("conesep-adapted", {}),
+        ("conesep-released", {}),
+        ("conesep-released", {"kappa": 0.0}),
+    ]
+    return [
+        {"method": method, "noise_rate": 0.5, "lr": 1e-4, "backbone": str(folder), "method_options": options}
+        for method, options in methods
     ]
 
 
@@ -82,22 +124,22 @@ def _row(parameters: dict, folder: Path) -> dict:
 def main(arguments: list[str] | None = None) -> None:
     """Command line of this module."""
     parser = argparse.ArgumentParser(prog="python -m cirkit.search", description=__doc__)
-    parser.add_argument("--changes", action="store_true", help="paper to adapted, one change at a time")
-    parser.add_argument("--part", default="0/1", help="I/N: take every N-th run only, from the I-th on; writes nothing")
+    parser.add_argument("table", nargs="?", default="search", choices=TABLES, help="which table to make")
+    parser.add_argument("--part", default="0/1", help="I/N: train every N-th run from the I-th on, and write no table")
     parser.add_argument("--reference", action="store_true", help="copy the table to results/reference")
     options = parser.parse_args(arguments)
-    name = "changes.csv" if options.changes else "search.csv"
-    wanted = one_change_each() if options.changes else candidates()
     first, step = (int(part) for part in options.part.split("/"))
-    found = table(wanted[first::step])
+    found = table(TABLES[options.table]()[first::step])
     if step > 1:
         return
-    target = results_dir() / "search" / name
+    target = results_dir() / "search" / f"{options.table}.csv"
     with atomic_path(target) as path:
         found.to_csv(path, index=False, lineterminator="\n")
     if options.reference:
-        shutil.copyfile(target, project_root() / "results" / "reference" / name)
+        shutil.copyfile(target, project_root() / "results" / "reference" / target.name)
 
+
+TABLES = {"search": candidates, "changes": one_change_each, "regime": pretrained_regime}
 
 if __name__ == "__main__":
     main()

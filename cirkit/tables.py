@@ -30,8 +30,12 @@ def collect(folder: Path) -> pd.DataFrame:
 
 
 def shown_keys(table: pd.DataFrame) -> list[str]:
-    """The keys of a setting that a reader needs: what always counts, and whatever differs within the table."""
-    return [key for key in KEYS if key in _SHOWN or table[key].nunique() > 1]
+    """The keys of a setting that a reader needs: what always counts, and whatever differs within the table.
+
+    All options of a method only where those that were asked for do not tell two settings apart.
+    """
+    told = table.groupby(["method", "variant", "changed"]).options.nunique().gt(1).any()
+    return [key for key in KEYS if key in _SHOWN or (told if key == "options" else table[key].nunique() > 1)]
 
 
 def reported(table: pd.DataFrame, metrics: tuple[str, ...]) -> pd.DataFrame:
@@ -126,7 +130,7 @@ def paired(table: pd.DataFrame, baseline: str = "infonce", k: int = 1, runs: Pat
         runs: folder of the runs, with their ranks per query; ``<results>/runs`` by default. Runs without are left out.
     """
     runs = results_dir() / "runs" if runs is None else runs
-    own = ["method", "variant", "options", "lr"]
+    own = ["method", "variant", "changed", "options", "lr"]
     settings = [key for key in KEYS if key not in own]
     columns = [*own, *settings, "noise_seed", "seed", "run_id", "split"]
     rows = table[table.reported & (table.metric == f"R@{k}") & (table.category == "mean")][columns]

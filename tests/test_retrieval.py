@@ -188,3 +188,22 @@ def test_batches_are_written_into_one_tensor(six, monkeypatch):
     assert encoded.shape == (6, 1, 1) and encoded.flatten().tolist() == pytest.approx(list(SCORES.values()))
     with pytest.raises(ValueError, match="nothing to encode"):
         encode_images(Known(), [], Store())
+
+
+@pytest.mark.parametrize("encode", ["queries", "targets"])
+def test_the_model_is_in_eval_mode_while_it_encodes(encode):
+    """Dropout must not take part in choosing a model or in its numbers."""
+    modes = []
+
+    class Watched(Known):
+        def query(self, references, texts):
+            modes.append(("queries", self.training))
+            return super().query(references, texts)
+
+        def target(self, patches):
+            modes.append(("targets", self.training))
+            return super().target(patches)
+
+    rank_queries(Watched().train(), asked(False), Store())
+    seen = [training for what, training in modes if what == encode]
+    assert seen and not any(seen)

@@ -204,9 +204,9 @@ def test_a_reference_of_an_older_version_is_not_compared(study, tmp_path, monkey
     monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
     reference = tmp_path / "results" / "reference"
     reference.mkdir(parents=True)
-    collect(study).drop(columns=["options", "lr"]).to_csv(reference / "results.csv", index=False)
+    collect(study).drop(columns=["changed", "options", "lr"]).to_csv(reference / "results.csv", index=False)
     write_tables(study)
-    assert "older version (no options, lr)" in capsys.readouterr().out
+    assert "older version (no changed, options, lr)" in capsys.readouterr().out
 
 
 def test_attributes_have_a_table_of_their_own(tmp_path):

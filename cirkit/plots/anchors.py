@@ -1,4 +1,4 @@
-"""Negative anchors: what their losses pay for, the band they shall lie in, how they learn, and how a model collapses."""
+"""Negative anchors: what their losses pay for, their band, how they learn, and how a model collapses."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""The search: the same number of tries for every method, on validation, with a seed that no table reports."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections import Counter
+
+import pandas as pd
+import pytest
+
+from cirkit import search
+from cirkit.methods import method_config
+from cirkit.methods.conesep_config import changes
+from cirkit.runs import RunParameters
+
+
+def stand_in(monkeypatch, folder) -> list[dict]:
+    """Runs that are not trained; their recall is the number of runs before them."""
+    asked = []
+
+    def train_or_load(progress, **parameters):
+        RunParameters(**parameters)
+        place = folder / str(len(asked))
+        place.mkdir()
+        cells = [
+            {"metric": metric, "value": len(asked), "split": split, "category": category}
+            for metric in ("R@1", "R@10")
+            for split, category in (("val", "mean"), ("test", "mean"), ("val", "dress"))
+        ]
+        for cell in cells:
+            cell["value"] += 100 * (cell["split"] == "test") + 200 * (cell["category"] == "dress")
+        record = {"run_id": f"run{len(asked)}", "metrics": cells, "choose_on": "val", "provenance": {"commit": "c"},
+                  "effective": {"code": "x", "train_config": {"lr": parameters["lr"]}}}  # fmt: skip
+        (place / "metrics.json").write_text(json.dumps(record))
+        asked.append(parameters)
+        return types.SimpleNamespace(folder=place)
+
+    monkeypatch.setattr(search, "train_or_load", train_or_load)
+    return asked
+
+
+def test_every_method_gets_the_same_tries_at_the_same_rates():
+    tries = search.candidates()
+    assert len(set(Counter(c["method"] for c in tries).values())) == 1
+    per_method = {m: {(c["lr"], c["noise_rate"]) for c in tries if c["method"] == m} for m in search.METHODS}
+    assert all(found == per_method["infonce"] for found in per_method.values())
+    assert {"infonce", "rcl", "conesep-adapted", "conesep-paper", "conesep-released"} == set(per_method)
+
+
+def test_one_change_each_goes_through_all_that_differs():
+    options = [run["method_options"] for run in search.one_change_each()]
+    for start, other in (("paper", 1), ("adapted", 0)):
+        single = {name: value for o in options if o["start"] == start for name, value in o.items() if name != "start"}
+        assert single == {name: pair[other] for name, pair in changes("paper", "adapted").items() if name in single}
+        assert {"start": start} in options
+    for chosen in options:
+        method_config("conesep-adapted", **chosen)
+
+
+def test_validation_counts_and_the_seed_is_not_reported(monkeypatch, tmp_path):
+    asked = stand_in(monkeypatch, tmp_path)
+    found = search.table(search.candidates()[:3])
+    assert found["R@1"].tolist() == [0, 1, 2] and (found.seed == 100).all()
+    assert all(a["seed"] == 100 and a["noise_seed"] == 142 for a in asked)
+
+
+@pytest.mark.parametrize("name", ["search", "changes"])
+def test_parts_share_the_work_and_the_whole_is_written(monkeypatch, tmp_path, name):
+    asked = stand_in(monkeypatch, tmp_path)
+    wanted = search.TABLES[name]()
+    for part in range(2):
+        search.main([name, "--part", f"{part}/2"])
+    key = lambda p: json.dumps(p, sort_keys=True)  # noqa: E731
+    assert sorted(key({k: a[k] for k in w}) for a, w in zip(asked, wanted[0::2] + wanted[1::2], strict=True)) == sorted(
+        map(key, wanted)
+    )
+    target = search.results_dir() / "search" / f"{name}.csv"
+    assert not target.exists()
+    search.main([name])
+    assert len(pd.read_csv(target)) == len(wanted)
