@@ -199,8 +199,8 @@ def fit(
                     terms = terms | _gradient_norms(method)
                 accelerator.backward(loss)
                 norm = accelerator.clip_grad_norm_(model.parameters(), config.clip_norm)
-                for group in optimizer.param_groups:  # the schedule sets all rates anew after each step
-                    group["lr"] *= method.lr_scale
+                for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+                    group["lr"] = rate * method.lr_scale
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad(set_to_none=True)

@@ -7,7 +7,7 @@ similarities are trained towards. ConeSep, eq. 9 to 12; column j is target j, co
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -103,6 +103,10 @@ def unlearning(
         ValueError: a batch of one, whose closed path leaves it nowhere to go.
     """
     size = len(noisy)
+    if marginals not in get_args(Marginals) or solver not in get_args(Solver):
+        raise ValueError(
+            f"marginals are 'uniform' or 'labels', solvers 'pot' or 'released'; got {marginals!r}, {solver!r}"
+        )
     if size < 2:
         raise ValueError("unlearning needs at least two triplets: alone, a closed path leaves nowhere to go")
     scores = torch.cat([positive, negative], dim=1)

@@ -227,7 +227,6 @@ def test_losses_and_gradients_are_finite_whoever_is_noisy(small_backbone, name, 
     assert method.terms["rank"].isfinite() and "target_oriented" not in method.terms
     assert all(term.dtype == torch.float32 for term in method.terms.values())
     loss.backward()
-    assert all(term.dtype == torch.float32 for term in method.terms.values())
     gradients = {k: p.grad for k, p in method.named_parameters() if p.grad is not None}
     assert gradients and all(g.isfinite().all() for g in gradients.values())
 
@@ -420,12 +419,6 @@ def test_a_pool_is_drawn_once_by_the_seed_and_others_anew(small_backbone, monkey
     assert [len(d) for d in drawn] == [64, 64] and not torch.equal(*drawn)
     pool = list(drawn)
     assert list(boundaries(0)) == first and all(map(torch.equal, drawn, pool))
-    again = build_method("conesep-adapted", backbone)
-    for seed in (0, 1):  # a method that is trained twice, with different seeds
-        again.start_epoch(view(2, seed))
-        torch.manual_seed(2)
-        last = again.estimate_boundary(texts).item()
-    assert last == next(boundaries(1))
     again = build_method("conesep-adapted", backbone)
     for seed in (0, 1):  # a method that is trained twice, with different seeds
         again.start_epoch(view(2, seed))

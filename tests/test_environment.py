@@ -198,7 +198,18 @@ ORDER = [
     ["boundary", "anchors", "transport", "unlearning"],
     ["methods.base", "methods.conesep_config", "methods.*", "methods"],
     ["submission", "retrieval", "similarity", "train_scores", "checkpoints", "training", "forgetting"],
-    ["run_parameters", "run_identity", "records", "runs", "plots.style", "plots.*", "plots", "tables", "publish"],
+    [
+        "run_parameters",
+        "run_identity",
+        "records",
+        "runs",
+        "plots.style",
+        "plots.*",
+        "plots",
+        "tables",
+        "publish",
+        "search",
+    ],
     ["__main__"],
 ]
 PLACE = {name: place for place, name in enumerate(name for row in ORDER for name in row)}

@@ -110,9 +110,8 @@ class ConeSep(Method):
         if config.anchors_train == "prompts":
             anchors = anchors.detach()
         if config.negative_block == "composed":
-            negative = max_over_tokens(
-                composed, anchors[:, None]
-            )  # a plain product would be half precision in autocast
+            # a plain product would be in half precision under autocast
+            negative = max_over_tokens(composed, anchors[:, None])
         else:
             negative = max_over_tokens(anchors, targets).T
         positive = similarity if config.positive_block == "cosine" else (similarity / config.temperature).softmax(1)

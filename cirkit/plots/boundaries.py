@@ -102,7 +102,7 @@ def where_noise_lies(
     figure, axes = _panels(groups, 2.0)
     values = [v for kinds in groups.values() for parts in kinds.values() for v in parts.values()]
     edges = np.linspace(min(v.min() for v in values), max(v.max() for v in values), 61)
-    palette = [COLOURS[name] for name in ("blue", "vermilion", "grey", "yellow")]
+    palette = [COLOURS[name] for name in ("blue", "vermilion", "grey", "green")]
     for (moment, kind), axis in axes.items():
         for (name, part), colour, line in zip(groups[moment][kind].items(), palette, _LINES, strict=False):
             style = {"density": True, "color": colour}
