@@ -38,14 +38,13 @@ SNAKEMAKE = $(RUN) -m snakemake $@ --cores $(CORES) --rerun-triggers mtime param
 ALL_DONE = @echo 'All done. In $(RESULTS)/study: summary.md (the table), figures/index.html, notebooks/ (executed).'
 
 .DEFAULT_GOAL := help
-.PHONY: help install own-python study plan search grid test check pretrain lab reference figures lock clean distclean
+.PHONY: help install own-python study search grid test check pretrain lab reference figures lock clean distclean
 .SUFFIXES:
 
 help:
 	@echo 'make study      set up, draw the world, run the notebooks, write the tables (results/study/)'
 	@echo 'make test       set up, run the tests'
 	@echo 'make check      the slower checks: style, slow tests, every command of the README'
-	@echo 'make plan       what `make study` would do, and for how long'
 	@echo 'make grid       more runs:  make grid METHODS="infonce" RATES="0 0.5" KINDS="shuffle" SEEDS="0 1"'
 	@echo '                also DATASET, DATA_ROOT, BACKBONE, DEVICE, LR; CORES (runs at once; at most 4 by default), THREADS (1)'
 	@echo 'make lab        JupyterLab with the notebooks'
@@ -72,9 +71,6 @@ own-python:
 study: $(READY)
 	@$(SNAKEMAKE)
 	$(ALL_DONE)
-
-plan: $(READY)
-	@$(subst -m snakemake plan,-m snakemake study --dry-run,$(SNAKEMAKE))
 
 grid: $(READY)
 	@$(SNAKEMAKE) --keep-going

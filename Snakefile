@@ -261,7 +261,7 @@ else:
 
 
 def seconds_of(rule, run):
-    """What a step takes; `params` holds it for the announcement alone."""
+    """What a step takes, for the announcements."""
     return SLOW_METHODS.get(RUNS[run]["METHOD"], SECONDS[rule]) if rule == "train" else SECONDS[rule]
 
 
@@ -379,11 +379,12 @@ rule train:
         f"{STUDY}/notebooks/07_training-{{run}}.ipynb",
     params:
         options=lambda wildcards: as_options(RUNS[wildcards.run]),
+    resources:
         seconds=lambda wildcards: seconds_of("train", wildcards.run),
     threads: THREADS
     priority: 2
     shell:
-        'say "notebook 07, training: {wildcards.run}" {params.seconds}; '
+        'say "notebook 07, training: {wildcards.run}" {resources.seconds}; '
         "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} -r RESULT {output} || stopped {log}"
 
 
