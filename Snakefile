@@ -141,7 +141,7 @@ def run_of(method, kind, rate, seed):
 STUDY_RUNS = [
     *((method, "shuffle", 0.5) for method in ("conesep-released", "conesep-paper")),
     *((method, "shuffle", rate) for method in ("infonce", "conesep-adapted") for rate in (0.0, 0.2, 0.5, 0.8)),
-    *((method, "shuffle", 0.0) for method in ("conesep-released", "conesep-paper")),
+    *((method, "shuffle", 0.0) for method in ("conesep-released", "conesep-paper", "rcl")),
     *((method, "shuffle", 0.5) for method in ("rcl", "oracle-rcl")),
     *((method, "hard", 0.5) for method in ("infonce", "rcl")),
 ]
@@ -168,7 +168,7 @@ LOOKED_AT = {
         ("infonce", "shuffle", 0.0), ("infonce", "shuffle", 0.5), ("infonce", "hard", 0.5),
         ("conesep-adapted", "shuffle", 0.5),
     ],
-    "04_boundary_estimation": [("infonce", "shuffle", 0.5), ("infonce", "hard", 0.5)],
+    "04_boundary_estimation": [("infonce", "shuffle", 0.0), ("infonce", "shuffle", 0.5), ("infonce", "hard", 0.5)],
     "05_negative_boundary": [("conesep-paper", "shuffle", 0.5), ("conesep-adapted", "shuffle", 0.5)],
     "06_targeted_unlearning": [("infonce", "shuffle", 0.5)],
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from cirkit.data.annotations import DataError
+from cirkit.methods import method_config
 
 # what two rows must agree on before they are seeds of one setting
 KEYS = [
@@ -44,7 +46,7 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
 
     A clean run is the same whichever kind of noise was not applied, and is trained once: each record names the kind
     it was asked for. ``options`` are all options of the method without the variant, as JSON; ``changed`` are those that
-    the run was asked for.
+    are not the method's defaults.
 
     Raises:
         DataError: two records of one setting and seed with different numbers.
@@ -60,8 +62,9 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
         frame["dataset"], frame["exclude_reference"] = protocol["dataset"], protocol["exclude_reference"]
         frame["backbone"], frame["lr"] = effective["backbone"], effective["train_config"]["lr"]
         frame["variant"] = options.pop("variant")
-        asked = {k: v for k, v in sorted(p["method_options"].items()) if k != "variant"}
-        frame["changed"] = ", ".join(f"{k}={v}" for k, v in asked.items()) or "none"
+        own = json.loads(json.dumps(dataclasses.asdict(method_config(p["method"]))))
+        other = [f"{k}={v:.4g}" if type(v) is float else f"{k}={v}" for k, v in options.items() if own.get(k) != v]
+        frame["changed"] = ", ".join(sorted(other)) or "none"
         frame["options"] = json.dumps(options, sort_keys=True)
         frame["realised_rate"] = run["noise"]["realised"]
         frame["reported"] = frame.split == run["report_on"]

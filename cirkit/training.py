@@ -177,8 +177,7 @@ def fit(
             bar.set_description(f"epoch {epoch + 1}/{config.epochs}")
             method.eval()
             view = TrainingView(triplets, store, epoch, config.epochs, config.seed, truth_tensor)
-            started = method.start_epoch(view) or {}
-            record = dict(epoch=epoch + 1, lr=schedule.get_last_lr()[0] * method.lr_scale, **started)
+            record = dict(epoch=epoch + 1, lr=schedule.get_last_lr()[0], **(method.start_epoch(view) or {}))
             tokens = method.backbone.tokenize(triplets.epoch_texts(epoch, config.seed))
             method.train()
             sums: dict[str, list[float]] = {}

@@ -156,7 +156,7 @@ def test_settings_that_differ_are_never_averaged(tmp_path, change):
     record(tmp_path, 1, 0.5, 90.0, run_id="other", **change)
     summary = summarise(collect(tmp_path))
     assert sorted(summary["R@1"]) == ["50.0 [48.0, 52.0]", "90.0 [88.0, 92.0]"]
-    assert set(change) & set(summary.columns) or "options" in summary.columns
+    assert set(change) & set(summary.columns) or "changed" in summary.columns
     lines = recall_by_rate(collect(tmp_path).query("reported")).axes[0].containers
     assert len(lines) == 2
 

@@ -29,12 +29,14 @@ RANK_LOSSES = {"robust": robust_contrastive, "infonce": infonce}
 class ConeSep(Method):
     """ConeSep with switches; by default the variant ``adapted``.
 
+    As it is, adapted does not unlearn (kappa 0), and then has no use for anchors either: it is InfoNCE on the rows that
+    the boundary lets pass, with a learning rate that follows their number. Set kappa above 0 for all three parts.
+
     On a BLIP-2 backbone the paper trains 20 epochs in batches of 128.
     """
 
     variants: tuple[str, ...] = ("adapted",)
     lr = 3e-3
-    published_lr = {"cirr": 1e-5, "fashioniq": 2e-5}
     Config = ConeSepConfig
     config: ConeSepConfig
 
@@ -148,6 +150,9 @@ class ConeSep(Method):
             weights = {"query_oriented": config.zeta, "target_oriented": config.nu, "unlearning": config.kappa}
             self.terms |= {name: weights[name] * extra[name] for name in weights if name in extra}
             logs |= {name: value.item() for name, value in extra.items()}
+            if noisy is not None and config.kappa:
+                logs["not_unlearnt"] = float("unlearning" not in extra)
+        logs["lr_scale"] = self.lr_scale
         return sum(self.terms.values()), logs
 
     def anchor_terms(

@@ -46,10 +46,13 @@ def band_histograms(
 
 
 def lines_by_step(
-    panels: Mapping[str, pd.DataFrame], ylabel: str, bands: Mapping[str, tuple[float, float]] | None = None
+    panels: Mapping[str, pd.DataFrame],
+    ylabel: str,
+    bands: Mapping[str, tuple[float, float]] | None = None,
+    share_y: bool = True,
 ) -> Figure:
-    """A panel per table with a line per column over the steps (the index), on one scale; ``bands`` are shaded."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(1 + 3.5 * len(panels), 3.7), sharey=True, squeeze=False)
+    """A panel per table with a line per column over the steps (the index); ``bands`` are shaded in each."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(1 + 3.5 * len(panels), 3.7), sharey=share_y, squeeze=False)
     for axis, (name, table) in zip(axes[0], panels.items(), strict=True):
         for column, (colour, line, marker) in zip(table.columns, _STYLES, strict=False):
             axis.plot(
@@ -58,11 +61,10 @@ def lines_by_step(
             )  # fmt: skip
         for label, (low, high) in (bands or {}).items():
             axis.axhspan(low, high, color=COLOURS["yellow"], alpha=0.3, linewidth=0, zorder=0, label=label)
-        axis.axhline(0, color="black", linewidth=0.8)
         axis.set(title=name, xlabel="step")
     axes[0, 0].set_ylabel(ylabel)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3), fontsize=9, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), fontsize=9, frameon=False)
     return figure
 
 
@@ -74,7 +76,7 @@ def collapse_histories(histories: Mapping[str, pd.DataFrame]) -> Figure:
             s_ii, s_ij, c_g, boundary; flagged, "precision flagged", "recall flagged"; and all "gradient <term>" but
             the total norm. A column that a run lacks is left out.
     """
-    terms = sorted({c for h in histories.values() for c in h if c.startswith("gradient ")})
+    terms = dict.fromkeys(c for h in histories.values() for c in h if c.startswith("gradient "))
     names = {"s_ii": "$s_{ii}$", "s_ij": "$s_{ij}$", "c_g": "c·g", "boundary": "boundary"}
     shares = {"flagged": "flagged", "precision flagged": "precision", "recall flagged": "recall"}
     rows = {
@@ -95,8 +97,10 @@ def collapse_histories(histories: Mapping[str, pd.DataFrame]) -> Figure:
             if ylabel == "gradient norm":
                 axis.set(yscale="log", xlabel="epoch")
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            if axis in axes[0]:
+            if ylabel == "similarity":
                 axis.set_title(name)
+            if ylabel == "share":
+                axis.set_ylim(-0.05, 1.05)
         line[0].set_ylabel(ylabel)
         # an axis of its own would squeeze the panels, so the legend hangs at the last one's right
         line[-1].legend(
