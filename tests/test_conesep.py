@@ -175,6 +175,38 @@ def test_a_changed_switch_is_no_longer_the_papers(name):
     assert method_config("conesep-paper", **{name: SWITCHES[name][1]}) == method_config("conesep-paper")
 
 
+# what else must be set for a switch to count, and those that six rows need not show: who is flagged, how often the
+# boundary is estimated, learning rates, guards where nothing needs guarding
+NEEDS = {"marginals": {"solver": "pot"}, "solver": {"marginals": "uniform"}}
+ELSEWHERE = {"fidelity", "omega", "draws", "boundary_every", "pool", "warmup_lr", "scale_lr", "guards"}
+
+
+def losses_and_pulls(backbone, **options) -> list[float]:
+    """Total loss and sum of squared gradients in warm-up and after it, from the same random state."""
+    numbers = []
+    for warmup in (1, 0):
+        torch.manual_seed(0)
+        method = build_method("conesep-adapted", backbone, **options | {"warmup": warmup})
+        loss, _ = method.train().loss(random_batch(backbone, 6), 0)
+        pulls = torch.autograd.grad(loss, [p for p in method.parameters() if p.requires_grad], allow_unused=True)
+        numbers += [loss.item(), sum(float(g.square().sum()) for g in pulls if g is not None)]
+    return numbers
+
+
+@pytest.mark.parametrize("start", VARIANTS)
+def test_every_switch_changes_what_is_computed_from_every_start(small_backbone, start):
+    backbone = small_backbone()
+    for name in set(SWITCHES) - ELSEWHERE:
+        needed = {"start": start, "kappa": 0.4, "omega": 0.4} | NEEDS.get(name, {})
+        if start == "released" and name != "mask":
+            needed |= {"mask": "own_anchor"}
+        base = method_config("conesep-adapted", **needed)
+        values = {column for column in SWITCHES[name] if column != getattr(base, name)} or {TAKEN[name]}
+        for value in values:
+            pair = [losses_and_pulls(backbone, **needed | changed) for changed in ({}, {name: value})]
+            assert not np.allclose(*pair, rtol=1e-6, equal_nan=True), f"{name}={value}"
+
+
 @pytest.mark.parametrize("method", NAMES)
 @pytest.mark.parametrize("name", SWITCHES)
 def test_values_that_a_switch_does_not_have_are_refused(method, name):

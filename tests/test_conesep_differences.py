@@ -6,8 +6,9 @@ import dataclasses
 import re
 from pathlib import Path
 
+from cirkit.conesep_page import page
 from cirkit.methods.conesep_config import NUMBERS, SWITCHES, VARIANTS, ConeSepConfig, changes
-from cirkit.methods.conesep_differences import DIFFERENCES, differences, page
+from cirkit.methods.conesep_differences import DIFFERENCES, differences
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = {f.name for f in dataclasses.fields(ConeSepConfig)}

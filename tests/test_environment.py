@@ -209,6 +209,7 @@ ORDER = [
         "tables",
         "publish",
         "search",
+        "conesep_page",
     ],
     ["__main__"],
 ]

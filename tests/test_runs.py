@@ -18,7 +18,7 @@ from cirkit.noise import corrupt
 from cirkit.presets import save_backbone
 from cirkit.records import load_metrics, tidy
 from cirkit.run_parameters import RunParameters
-from cirkit.runs import prepare, train_or_load
+from cirkit.runs import prepare, train_config, train_or_load
 from cirkit.train_scores import detection, detection_by_epoch
 
 
@@ -289,3 +289,15 @@ def test_a_run_without_its_weights_or_history_is_trained_again(settings, name):
     (run.folder / name).unlink()
     assert not run.done
     assert train_or_load(**settings).done and (run.folder / name).is_file()
+
+
+def test_without_a_rate_a_small_preset_takes_the_methods_and_any_other_backbone_the_published_one(small_backbone):
+    p = RunParameters(method="conesep-adapted", dataset="garments")
+    small = small_backbone(name="tiny")
+    assert train_config(p, small).lr == train_config(p).lr == method_class("conesep-adapted").lr
+    for method in ("infonce", "conesep-paper"):
+        for dataset, rate in (("fashioniq", 2e-5), ("cirr", 1e-5)):
+            p = RunParameters(method=method, dataset=dataset, data_root="x")
+            assert train_config(p, small_backbone(name="another")).lr == rate
+            assert train_config(p, small).lr == method_class(method).lr
+            assert train_config(dataclasses.replace(p, lr=0.5), small_backbone(name="another")).lr == 0.5

@@ -217,3 +217,33 @@ def test_attributes_have_a_table_of_their_own(tmp_path):
     content["metrics"].append(cell | {"split": "test"})
     path.write_text(json.dumps(content))
     assert attribute_table(collect(tmp_path))["top-1 colour"].tolist() == ["71.0 [70.0, 72.0]"]
+
+
+def test_a_default_that_is_asked_for_by_name_is_the_same_setting(tmp_path):
+    """One run may be asked for in two ways; seeds of both are averaged."""
+    full = {"variant": "paper", "temperature": 0.07}
+    record(tmp_path, 0, 0.5, 50.0, config=full)
+    record(tmp_path, 1, 0.5, 60.0, config=full, method_options={"temperature": 0.07})
+    table = collect(tmp_path)
+    assert table.changed.unique().tolist() == ["none"]
+    assert summarise(table)["R@1"].tolist() == ["55.0 ±7.1 [53.0, 57.0]"]
+
+
+def test_differences_are_written_against_both_baselines(tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
+    folder, runs = tmp_path / "study", tmp_path / "results" / "runs"
+    for method, own in (("infonce", 0), ("rcl", 1), ("conesep-adapted", 2), ("oracle-rcl", 3)):
+        name = f"{method}-run"
+        record(folder, 0, 0.5, 50.0, run_id=name, method=method, config={"variant": "x"})
+        for split in ("val", "test"):
+            (runs / name).mkdir(parents=True, exist_ok=True)
+            better = [0] * (own + 1) + [1] * (5 - own)
+            pd.DataFrame({"category": ["dress"] * 6, "better": better, "tied": 0}).to_csv(
+                runs / name / f"ranks_{split}.csv", index=False
+            )
+    monkeypatch.setattr("cirkit.tables.results_dir", lambda: tmp_path / "results")
+    publishing.write_tables(folder)
+    found = pd.read_csv(folder / "paired.csv").query("seed == 'mean'").set_index(["method", "against"]).difference
+    expected = {("rcl", "infonce"): 1, ("conesep-adapted", "infonce"): 2, ("oracle-rcl", "infonce"): 3,
+                ("conesep-adapted", "rcl"): 1}  # fmt: skip
+    assert {k: round(6 * v / 100) for k, v in found.items()} == expected
