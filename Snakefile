@@ -169,7 +169,9 @@ LOOKED_AT = {
         ("conesep-adapted", "shuffle", 0.5),
     ],
     "04_boundary_estimation": [("infonce", "shuffle", 0.0), ("infonce", "shuffle", 0.5), ("infonce", "hard", 0.5)],
-    "05_negative_boundary": [("conesep-paper", "shuffle", 0.5), ("conesep-adapted", "shuffle", 0.5)],
+    "05_negative_boundary": [
+        ("infonce", "shuffle", 0.5), ("conesep-paper", "shuffle", 0.5), ("conesep-adapted", "shuffle", 0.5),
+    ],
     "06_targeted_unlearning": [("infonce", "shuffle", 0.5)],
 }  # fmt: skip
 LOOKS = {notebook: dict(run_of(*run, 0) for run in runs) for notebook, runs in LOOKED_AT.items()} if PLAIN else {}
