@@ -1,7 +1,7 @@
 """Runs every command that README.md shows in a ```bash block, in order, and says how many passed.
 
 Four of them are run in a shorter form: `make test` has just been run by whoever calls this, `make study` is planned but
-not run (its steps are: training by `make grid`, the notebooks by the tests; `--all` runs it), `make lab` is stopped once
+not run (`make grid` trains, the tests run the notebooks; `--all` runs it), `make lab` is stopped once
 it answers, and `make pretrain` takes two steps into another folder instead of the whole recipe.
 """
 

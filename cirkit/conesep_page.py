@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 
 from cirkit.methods.conesep_config import SWITCHES, VARIANTS
@@ -45,8 +47,10 @@ Why adapted differs from paper, switch by switch:
 - `omega`: 0.5 of the best margin takes too many clean rows for noise.
 - `draws`, `pool`, `boundary_every`: 64 Gaussian images a side, encoded once by the frozen tower, instead of 4 new ones
   a step: less spread (notebook 04) at less cost.
-- `warmup_lr`, `scale_lr`: a slow warm-up learns less noise by heart; later, a batch of which half is left out takes
-  half the step.
+- `scale_lr`: a batch of which half is left out takes half the step. `warmup_lr`: a slower warm-up, so that less noise
+  is learnt by heart before the split begins.
+
+What each brings is in the table of single changes below. There, pool and warm-up rate lie within the noise of one seed.
 """
 
 
@@ -66,9 +70,9 @@ def _searched() -> str:
         ("regime", "On a model that already composes, at a small rate (`make search ARGS=regime`)"),
     ):
         if (folder / f"{name}.csv").is_file():
-            found = pd.read_csv(folder / f"{name}.csv")[["method", "options", "lr", "R@1", "R@10"]].round(
-                {"R@1": 1, "R@10": 1}
-            )
+            found = pd.read_csv(folder / f"{name}.csv")[["method", "options", "lr", "R@1", "R@10"]]
+            found["options"] = found.options.map(_plain)
+            found = found.round({"R@1": 1, "R@10": 1})
             text += f"\n## {title}\n\n{found.to_markdown(index=False)}\n"
             if name == "changes":
                 text += "\nEach start has its own learning rate: compare within a start. One seed.\n"
@@ -79,6 +83,12 @@ def _searched() -> str:
             " more tries than any other method had: [exploration.csv](../results/reference/exploration.csv).\n"
         )
     return text
+
+
+def _plain(options: str) -> str:
+    """JSON options as a reader would say them, where one started from first."""
+    pairs = sorted(json.loads(options).items(), key=lambda pair: pair[0] != "start")
+    return ", ".join(f"{k} {v:.3g}" if type(v) is float else f"{k} {v}" for k, v in pairs) or "–"
 
 
 def main() -> None:
