@@ -76,6 +76,8 @@ def pretrained_regime() -> list[dict]:
         save_backbone(backbone, folder)
     prompts = {"start": "paper", "anchors_train": "prompts"}
     methods = [
+        ("infonce", {}),
+        ("rcl", {}),
         ("conesep-paper", {}),
         ("conesep-paper", {"kappa": 0.0}),
         ("conesep-adapted", prompts),
