@@ -46,7 +46,7 @@ def recall_by_rate(table: pd.DataFrame, metric: str = "R@1") -> Figure:
     """Recall against noise rate: a line per setting, intervals as bars, single seeds as dots.
 
     Colour is the method, marker the kind of noise. Settings that differ in anything but the rate are never joined;
-    the legend names whatever differs.
+    the legend names whatever differs within a method.
 
     Args:
         table: tidy rows of one data set and split with the columns of :data:`cirkit.records.KEYS`, metric, category,
@@ -55,9 +55,9 @@ def recall_by_rate(table: pd.DataFrame, metric: str = "R@1") -> Figure:
     figure, axis = plt.subplots(figsize=(8.4, 4.2))
     rows = table[(table.metric == metric) & (table.category == "mean")]
     keys = [key for key in KEYS if key not in ("dataset", "noise_rate")]
-    # a method has a learning rate of its own; it is named only where one method comes with several
-    several = rows.groupby("method")["lr"].nunique().gt(1).any()
-    named = [key for key in keys if key == "method" or (rows[key].nunique() > 1 and (key != "lr" or several))]
+    # what tells a method's own lines apart; all its options only where those that are not defaults do not
+    differs = rows.groupby("method")[keys].nunique().gt(1)
+    differs["options"] &= ~differs["changed"]
     methods, kinds = list(dict.fromkeys(rows.method)), list(dict.fromkeys(rows.noise_kind))
     palette = list(COLOURS.values())
     for key, part in rows.groupby(keys, sort=False):
@@ -66,7 +66,7 @@ def recall_by_rate(table: pd.DataFrame, metric: str = "R@1") -> Figure:
         marker = "osD^vP"[kinds.index(values["noise_kind"]) % 6]
         mean = part.groupby("noise_rate")[["value", "low", "high"]].mean()
         spread = [mean.value - mean.low, mean.high - mean.value]
-        label = ", ".join(str(values[name]) for name in named)
+        label = ", ".join([values["method"], *(str(values[key]) for key in keys if differs[key][values["method"]])])
         axis.errorbar(mean.index, mean.value, yerr=spread, marker=marker, capsize=3, color=colour, label=label)
         axis.plot(part.noise_rate, part.value, ".", color=colour, alpha=0.5)
     chance = 100 * int(metric.split("@")[1]) / rows.candidates.mean()
