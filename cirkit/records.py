@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 
 from cirkit.data.annotations import DataError
-from cirkit.methods import method_config
 
 # what two rows must agree on before they are seeds of one setting
 KEYS = [
@@ -51,6 +50,8 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
     Raises:
         DataError: two records of one setting and seed with different numbers.
     """
+    from cirkit.methods import method_config  # not above: plots read KEYS and shall not load torch for that
+
     frames = []
     for record in records:
         run = load_metrics(record)

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from safetensors.torch import save_file
 
-from cirkit.backbone import Backbone
+from cirkit.backbone import Backbone, BackboneConfig
 from cirkit.data.splits import Data, load_data
 from cirkit.data.triplets import TripletSet
 from cirkit.device import check_device
@@ -164,11 +164,12 @@ class Run:
 def train_config(p: RunParameters, backbone: Backbone | None = None) -> TrainConfig:
     """The optimisation settings of a run; raises ValueError for those out of range.
 
-    Where no learning rate is named it is the method's own, and the published one on a backbone that is no small preset.
+    Where no learning rate is named it is the method's own, and the published one on a backbone with the tower of a
+    large pretrained model.
     """
     method = method_class(p.method)
     own = method.lr
-    if backbone is not None and backbone.config.name not in PRESETS:
+    if backbone is not None and backbone.config.tower != BackboneConfig.tower:
         own = method.published_lr.get(p.dataset, own)
     shared = {f.name for f in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(p)}
     values = {name: getattr(p, name) for name in shared}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import types
 
 import numpy as np
 import pandas as pd
@@ -291,13 +292,13 @@ def test_a_run_without_its_weights_or_history_is_trained_again(settings, name):
     assert train_or_load(**settings).done and (run.folder / name).is_file()
 
 
-def test_without_a_rate_a_small_preset_takes_the_methods_and_any_other_backbone_the_published_one(small_backbone):
-    p = RunParameters(method="conesep-adapted", dataset="garments")
-    small = small_backbone(name="tiny")
-    assert train_config(p, small).lr == train_config(p).lr == method_class("conesep-adapted").lr
+def test_without_a_rate_a_small_backbone_takes_the_methods_and_a_large_one_the_published_one(small_backbone):
+    small = small_backbone(name="of one's own")
+    large = types.SimpleNamespace(config=dataclasses.replace(small.config, tower="eva"))
     for method in ("infonce", "conesep-paper"):
         for dataset, rate in (("fashioniq", 2e-5), ("cirr", 1e-5)):
             p = RunParameters(method=method, dataset=dataset, data_root="x")
-            assert train_config(p, small_backbone(name="another")).lr == rate
-            assert train_config(p, small).lr == method_class(method).lr
-            assert train_config(dataclasses.replace(p, lr=0.5), small_backbone(name="another")).lr == 0.5
+            assert train_config(p, large).lr == rate
+            assert train_config(p, small).lr == train_config(p).lr == method_class(method).lr
+            assert train_config(dataclasses.replace(p, lr=0.5), large).lr == 0.5
+    assert train_config(RunParameters(method="rcl"), large).lr == method_class("rcl").lr

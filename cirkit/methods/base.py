@@ -60,7 +60,7 @@ class Method(nn.Module):
 
     uses_ledger = False
     lr = 3e-3
-    # on a backbone that is no small preset, by data set: ConeSep's, at which the papers fine-tune BLIP-2
+    # on a backbone with the tower of a large pretrained model, by data set: ConeSep's, at which papers fine-tune BLIP-2
     published_lr = {"cirr": 1e-5, "fashioniq": 2e-5}
     lr_scale = 1.0  # what the schedule's rate is multiplied by; a method may change it at every step
 
