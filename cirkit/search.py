@@ -30,7 +30,6 @@ SEED, RATES = 100, (0.0, 0.5)
 METHODS = ("conesep-released", "conesep-paper", "conesep-adapted", "rcl", "infonce")
 LEARNING_RATES = (1e-4, 5e-4, 1e-3, 3e-3)
 
-
 _POOL = {"draws", "boundary_every", "pool"}
 # what these decide does nothing in adapted, where anchors are not used
 _ANCHORS = {"target_oriented", "marginals"}
@@ -95,14 +94,10 @@ def table(wanted: Iterable[dict], progress: bool = False) -> pd.DataFrame:
     """Validation R@1 and R@10 of every run, trained where it is not there; one row each."""
     rows = []
     for parameters in wanted:
-        run = train_or_load(progress, **_seeded(parameters))
+        run = train_or_load(progress, **{"seed": SEED, "noise_seed": SEED + 42, **parameters})
         rows.append(_row(parameters, run.folder))
         print(rows[-1], flush=True)
     return pd.DataFrame(rows)
-
-
-def _seeded(parameters: dict) -> dict:
-    return {"seed": SEED, "noise_seed": SEED + 42, **parameters}
 
 
 def _row(parameters: dict, folder: Path) -> dict:

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cirkit.plots.style import COLOURS, NOISY
@@ -24,32 +25,39 @@ def transport_maps(panels: Mapping[str, np.ndarray], noisy: Sequence[bool], titl
     size = len(noisy)
     rows = -(-len(panels) // 2)
     figure, axes = plt.subplots(rows, 2, figsize=(12.6, 0.5 + 0.375 * size * rows), squeeze=False)
-    names = [f"t{j}" for j in range(size)] + [f"g{j}" for j in range(size)]
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     for axis, (name, values) in zip(axes.flat, panels.items(), strict=False):
         values = np.asarray(values)
         if values.dtype == bool:
-            marks, shade, ends = np.where(values, "", "×"), (~values).astype(float), (0.0, 1.4)
+            marks, shade, cmap, top = np.where(values, "", "×"), (~values).astype(float), "Greys", 1.4
         else:
-            marks, shade = np.vectorize(_short)(values), values.astype(float)
-            ends = (0.0, max(1.0, float(values.max())))
-        sns.heatmap(
-            shade, ax=axis, annot=marks, fmt="", cmap="Greys" if values.dtype == bool else "Blues", cbar=False,
-            vmin=ends[0], vmax=ends[1], linewidths=0.4, linecolor="white", annot_kws={"fontsize": 8},
-            xticklabels=names, yticklabels=[f"c{i}" for i in range(size)],
-        )  # fmt: skip
-        axis.axvline(size, color="black", linewidth=1.8)
-        axis.set_title(name, fontsize=10)
-        axis.tick_params(axis="both", labelsize=8, length=0, pad=1)
-        axis.tick_params(axis="y", rotation=0)
-        axis.grid(False)
+            marks, shade, cmap = np.vectorize(_short)(values), values.astype(float), "Blues"
+            top = max(1.0, float(values.max()))
+        _two_blocks(axis, name, shade, marks, [f"c{i}" for i in range(size)], cmap, top)
         for label, wrong in zip(axis.get_yticklabels(), noisy, strict=True):
             label.set(color=NOISY if wrong else "black", weight="bold" if wrong else "normal")
         for side in ("top", "right", "left", "bottom"):
             axis.spines[side].set(visible=True, color=COLOURS["grey"])
     figure.suptitle(title, fontsize=11)
     return figure
+
+
+def _two_blocks(
+    axis: Axes, title: str, values: np.ndarray, marks: np.ndarray, rows: Sequence[str], cmap: str, top: float
+) -> None:
+    """A heat map of [R,2B] with its marks: targets, a line, anchors."""
+    size = values.shape[1] // 2
+    names = [f"t{j}" for j in range(size)] + [f"g{j}" for j in range(size)]
+    sns.heatmap(
+        values, ax=axis, annot=marks, fmt="", cmap=cmap, cbar=False, vmin=0.0, vmax=top, linewidths=0.4,
+        linecolor="white", annot_kws={"fontsize": 8}, xticklabels=names, yticklabels=rows,
+    )  # fmt: skip
+    axis.axvline(size, color="black", linewidth=1.8)
+    axis.set_title(title, fontsize=10)
+    axis.tick_params(axis="both", labelsize=8, length=0, pad=1)
+    axis.tick_params(axis="y", rotation=0)
+    axis.grid(False)
 
 
 def _short(value: float) -> str:
@@ -89,18 +97,7 @@ def label_strips(strips: Mapping[str, Mapping[str, np.ndarray]], ylabels: Sequen
     figure, axes = plt.subplots(rows, columns, figsize=(6.2 * columns, 2.3 * rows), squeeze=False)
     for line, (setting, panels), values in zip(axes, strips.items(), ylabels, strict=True):
         for axis, (name, strip) in zip(line, panels.items(), strict=True):
-            size = strip.shape[1] // 2
-            names = [f"t{j}" for j in range(size)] + [f"g{j}" for j in range(size)]
-            sns.heatmap(
-                strip, ax=axis, annot=np.vectorize(_short)(strip), fmt="", cmap="Blues", vmin=0, vmax=1, cbar=False,
-                linewidths=0.4, linecolor="white", annot_kws={"fontsize": 8}, xticklabels=names,
-                yticklabels=values.split(", "),
-            )  # fmt: skip
-            axis.axvline(size, color="black", linewidth=1.8)
-            axis.set_title(name, fontsize=10)
-            axis.tick_params(axis="both", labelsize=8, length=0, pad=1)
-            axis.tick_params(axis="y", rotation=0)
-            axis.grid(False)
+            _two_blocks(axis, name, strip, np.vectorize(_short)(strip), values.split(", "), "Blues", 1.0)
         line[0].set_ylabel(setting, fontsize=10)
     return figure
 
