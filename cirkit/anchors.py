@@ -17,8 +17,9 @@ QueryOriented = Literal["coordinates", "constants", "batch_means"]
 # the constants of the released code: the band that products of coordinates shall lie in
 LOWER, UPPER = -0.007, -0.002
 
-# wordings of our own in place of the released code's 25
-NEGATIONS = ("there is no", "there is not", "there are no", "it has no", "there is nothing that")
+# wordings of our own in place of the released code's 25, in words that the small presets of both worlds know: others
+# would be spelt letter by letter
+NEGATIONS = ("not", "no", "is not", "has no", "not the same")
 
 
 def target_oriented(similarity: Tensor, temperature: float = 0.07, form: TargetOriented = "logits") -> Tensor:

@@ -9,12 +9,13 @@ from torch import Tensor
 _CLAMP = 1e-7
 
 
-def row_losses(similarity: Tensor, temperature: float | Tensor) -> Tensor:
+def row_losses(similarity: Tensor, temperature: float | Tensor, drawn: Tensor | None = None) -> Tensor:
     """InfoNCE of each query on its own: ``-log softmax_j(s_ij / tau)_ii``, the "small loss" of noisy-label methods.
 
     Args:
         similarity: s [B,B], row = query, column = target, own target on the diagonal.
         temperature: tau, greater than 0.
+        drawn: [B,K], each query's similarity with K more negatives of its own, in the same softmax.
 
     Returns:
         [B], at least float32.
@@ -23,16 +24,39 @@ def row_losses(similarity: Tensor, temperature: float | Tensor) -> Tensor:
         ValueError: the matrix is not square.
     """
     logits = _logits(similarity, temperature)
-    return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device), reduction="none")
+    own = torch.arange(len(logits), device=logits.device)
+    if drawn is not None:
+        logits = torch.cat([logits, drawn.to(logits.dtype) / temperature], dim=1)
+    return F.cross_entropy(logits, own, reduction="none")
 
 
-def infonce(similarity: Tensor, temperature: float | Tensor, rows: Tensor | None = None) -> Tensor:
+def infonce(
+    similarity: Tensor, temperature: float | Tensor, rows: Tensor | None = None, drawn: Tensor | None = None
+) -> Tensor:
     """Cross-entropy of the own target among the batch, query to target: the mean of :func:`row_losses`.
 
-    The objective of CLIP4CIR and of SPRC's L_itc. Arguments and errors as in :func:`robust_contrastive`; a scalar.
+    The objective of CLIP4CIR and of SPRC's L_itc. Arguments and errors as in :func:`robust_contrastive`, ``drawn`` as
+    in :func:`row_losses`; a scalar.
     """
-    losses = row_losses(similarity, temperature)
+    losses = row_losses(similarity, temperature, drawn)
     return losses.mean() if rows is None else _mean_of(losses, rows)
+
+
+def bradley_terry(positive: Tensor, negative: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """How likely the target is preferred to one negative: mean of ``-log sigmoid((s+ - s-) / tau)`` (QuRe, eq. 3).
+
+    The same as the KL divergence of a two-way softmax to the one-hot (1, 0), which is what the released code computes.
+
+    Args:
+        positive, negative: [B] similarity of each query with its target and with its negative.
+
+    Returns:
+        Scalar, at least float32.
+    """
+    if positive.shape != negative.shape or positive.dim() != 1:
+        raise ValueError(f"need one score each for [B] pairs, got {tuple(positive.shape)}, {tuple(negative.shape)}")
+    gap = (positive - negative).to(torch.promote_types(positive.dtype, torch.float32))
+    return -F.logsigmoid(gap / temperature).mean()
 
 
 def robust_contrastive(similarity: Tensor, temperature: float | Tensor, rows: Tensor | None = None) -> Tensor:

@@ -173,7 +173,7 @@ def train_config(p: RunParameters, backbone: Backbone | None = None) -> TrainCon
         own = method.published_lr.get(p.dataset, own)
     shared = {f.name for f in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(p)}
     values = {name: getattr(p, name) for name in shared}
-    return TrainConfig(**values | {"lr": p.lr or own})
+    return TrainConfig(**values | {"lr": p.lr or own, "schedule": method.schedule})
 
 
 def prepare(progress: bool = True, **parameters) -> Run:

@@ -52,5 +52,6 @@ def similarity_function(
 
 
 def own_similarity(queries: Tensor, targets: Tensor) -> Tensor:
-    """s_ii without the matrix: each query [B,D] and its own target's tokens [B,N,D] -> [B]."""
-    return torch.einsum("bd,bnd->bn", queries.float(), targets.float()).amax(dim=1)
+    """s_ii without the matrix: each query [B,D] and its own target's tokens [B,N,D] -> [B], always float32."""
+    with torch.autocast(queries.device.type, enabled=False):
+        return torch.einsum("bd,bnd->bn", queries.float(), targets.float()).amax(dim=1)

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 from tqdm import tqdm
 
 from cirkit.backbone import state_digest
@@ -24,6 +25,7 @@ from cirkit.device import PRECISIONS, check_device
 from cirkit.features import FeatureStore
 from cirkit.methods.base import Batch, Method, TrainingView
 
+SCHEDULES = ("one_cycle", "cosine")
 FEWEST_STEPS = 20  # below this a run says little, so it warns
 
 
@@ -33,9 +35,11 @@ class TrainConfig:
 
     AdamW with one-cycle learning rate on cosines: from ``lr / div_factor`` to the peak ``lr`` after ``warmup`` of all
     steps, then down to ``lr / div_factor / final_div_factor``; ``betas`` stay as they are. ``betas``, ``eps`` and
-    ``weight_decay`` are those of the released code of SPRC, TME and ConeSep. ``lr`` is the only one
-    that methods differ in (`Method.lr`). The papers fine-tune pretrained models at 1e-5. A ``batch_size`` larger than
-    the training set gives one step an epoch, with all of the set in it.
+    ``weight_decay`` are those of the released code of SPRC, TME and ConeSep. The ``schedule`` ``cosine`` is QuRe's: a
+    step down a half cosine after each epoch, from ``lr`` in the first towards ``lr / 100``, without warm-up. ``lr`` and
+    ``schedule`` are the only ones that methods differ in (`Method.lr`, `Method.schedule`). The papers fine-tune
+    pretrained models at 1e-5. A ``batch_size`` larger than the training set gives one step an epoch, with all of the
+    set in it.
 
     Raises:
         ValueError: a setting of the wrong type or out of its range.
@@ -44,6 +48,7 @@ class TrainConfig:
     epochs: int = 8
     batch_size: int = 128
     lr: float = 3e-3
+    schedule: str = "one_cycle"
     warmup: float = 0.15
     div_factor: float = 25.0
     final_div_factor: float = 1e4
@@ -61,6 +66,8 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "lr", "clip_norm", "eps", "div_factor", "final_div_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule {self.schedule!r} is none of {', '.join(SCHEDULES)}")
         if self.batch_size == 1:
             raise ValueError("batch_size must be at least 2: the negatives of a triplet are the others of its batch")
         if not 0 <= self.seed < 2**64:
@@ -153,16 +160,7 @@ def fit(
     optimizer = torch.optim.AdamW(
         method.parameter_groups(config.weight_decay), lr=config.lr, betas=config.betas, eps=config.eps, fused=True
     )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer,
-        max_lr=config.lr,
-        total_steps=steps * config.epochs,
-        pct_start=config.warmup,
-        div_factor=config.div_factor,
-        final_div_factor=config.final_div_factor,
-        anneal_strategy="cos",
-        cycle_momentum=False,
-    )
+    schedule = _schedule(optimizer, config, steps)
     model, optimizer, schedule = accelerator.prepare(method, optimizer, schedule)
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -223,6 +221,27 @@ def fit(
                 save(checkpoint, run, method, optimizer, schedule, accelerator.scaler, history)
         bar.close()
     return pd.DataFrame(history)
+
+
+def _schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, steps: int) -> LRScheduler:
+    """The learning rate over ``config.epochs`` times ``steps`` optimizer steps."""
+    if config.schedule == "cosine":
+        last = 0.01
+
+        def share(step: int) -> float:
+            return last + (1 - last) * (1 + math.cos(math.pi * (step // steps) / config.epochs)) / 2
+
+        return LambdaLR(optimizer, share)
+    return OneCycleLR(
+        optimizer,
+        max_lr=config.lr,
+        total_steps=steps * config.epochs,
+        pct_start=config.warmup,
+        div_factor=config.div_factor,
+        final_div_factor=config.final_div_factor,
+        anneal_strategy="cos",
+        cycle_momentum=False,
+    )
 
 
 def _gradient_norms(method: Method) -> dict[str, float]:

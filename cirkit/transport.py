@@ -8,8 +8,6 @@ import ot
 import torch
 from torch import Tensor
 
-_CLOSED = -1e6  # exponent of a closed entry in the released code
-
 
 @torch.no_grad()
 def sinkhorn_released(
@@ -34,20 +32,20 @@ def sinkhorn_released(
     Returns:
         Plan [A,B].
     """
-    u, v = torch.zeros_like(rows), torch.zeros_like(columns)
-    closed = None if mask is None else ~mask.bool()
+    base = -cost / reg if mask is None else (-cost / reg).masked_fill(~mask.bool(), -torch.inf)
+    mass, u, v = torch.empty_like(base), torch.zeros_like(rows), torch.zeros_like(columns)
 
-    def exponent() -> Tensor:
-        m = (-cost + u[:, None] + v[None, :]) / reg
-        return m if closed is None else m.masked_fill(closed, _CLOSED)
+    def exponential() -> Tensor:
+        torch.add(base, (u / reg)[:, None], out=mass)
+        return mass.add_(v / reg).exp_()
 
     for _ in range(rounds):
         before = u
-        u = reg * (rows.log() - (exponent().exp().sum(dim=1) + 1e-10).log()) + u
-        v = reg * (columns.log() - (exponent().exp().sum(dim=0) + 1e-10).log()) + v
+        u = reg * (rows.log() - (exponential().sum(dim=1) + 1e-10).log()) + u
+        v = reg * (columns.log() - (exponential().sum(dim=0) + 1e-10).log()) + v
         if (u - before).abs().sum() < threshold:
             break
-    return exponent().exp()
+    return exponential()
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from cirkit.backbone import TokenBatch
-from cirkit.losses import infonce
+from cirkit.drawn import DrawnNegatives
+from cirkit.losses import bradley_terry, infonce
 from cirkit.methods import REGISTRY, Batch, Method, build_method, method_class
 
 
@@ -20,6 +21,27 @@ def random_batch(backbone, n: int, seed: int = 0) -> Batch:
     patches = backbone.patch_tokens(pixels)
     texts = backbone.tokenize([f"is {colour}" for colour in ("red", "blue", "long and teal", "white", "", "x")][:n])
     return Batch(torch.arange(n), patches[:n], texts, patches[n:])
+
+
+class Patches:
+    """A feature store of a few random images."""
+
+    def __init__(self, backbone, count: int = 4):
+        generator = torch.Generator().manual_seed(1)
+        self.tokens = backbone.patch_tokens(torch.randn(count, 3, 48, 48, generator=generator))
+
+    def patches(self, rows, device="cpu"):
+        return self.tokens[rows]
+
+
+def ready(name: str, backbone, **options) -> Method:
+    """A method in training mode; where it draws negatives, the triplets of a random batch have some."""
+    method = build_method(name, backbone, **options).train()
+    for module in method.modules():
+        if isinstance(module, DrawnNegatives):
+            module._store = Patches(backbone)
+            module.draws, module.since = torch.tensor([[0], [2], [1], [3], [2], [0]]), torch.tensor([0])
+    return method
 
 
 def test_infonce_equals_a_slow_loop():
@@ -32,6 +54,54 @@ def test_infonce_equals_a_slow_loop():
     assert infonce(similarity.T, tau).item() != pytest.approx(total.item() / 5, rel=1e-3)
 
 
+def test_a_drawn_negative_is_one_more_column_of_its_own_row():
+    similarity, drawn = torch.randn(3, 3, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    rows = [torch.cat([similarity[i], drawn[i]]) / 0.07 for i in range(3)]
+    expected = -sum(row.log_softmax(0)[i] for i, row in enumerate(rows)) / 3
+    assert infonce(similarity, 0.07, drawn=drawn).item() == pytest.approx(expected.item(), rel=1e-6)
+    kept = torch.tensor([True, False, True])
+    both = -(rows[0].log_softmax(0)[0] + rows[2].log_softmax(0)[2]) / 2
+    assert infonce(similarity, 0.07, kept, drawn).item() == pytest.approx(both.item(), rel=1e-6)
+
+
+def test_bradley_terry_is_the_two_way_softmax():
+    positive, negative = torch.randn(3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    two_way = torch.stack([positive, negative], dim=1).div(0.3).log_softmax(dim=1)[:, 0]
+    assert bradley_terry(positive, negative, 0.3).item() == pytest.approx(-two_way.mean().item(), rel=1e-6)
+    extreme = bradley_terry(torch.tensor([-1.0]).half(), torch.tensor([1.0]).half(), 1e-3)
+    assert extreme.dtype == torch.float32 and extreme.item() == pytest.approx(2000, rel=1e-3)
+    with pytest.raises(ValueError, match=r"\(3,\), \(2,\)"):
+        bradley_terry(torch.zeros(3), torch.zeros(2))
+
+
+@pytest.mark.parametrize("kind", ["random", "twodrop", "midzone"])
+def test_infonce_with_a_drawn_negative_by_hand(small_backbone, kind):
+    method = ready(f"infonce+{kind}", small_backbone())
+    batch = random_batch(method.backbone, 5)
+    query, drawn = method.query(batch.references, batch.texts), Patches(method.backbone).tokens[[0, 2, 1, 3, 2]]
+    extra = torch.stack([(query[i] @ method.target(drawn)[i].T).max() for i in range(5)])
+    expected = infonce(method.similarity(batch), 0.07, drawn=extra[:, None])
+    assert method.loss(batch, 0)[0].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert expected.item() > infonce(method.similarity(batch), 0.07).item()
+
+
+def test_drawn_negatives_of_an_unknown_kind_are_refused(small_backbone):
+    with pytest.raises(ValueError, match="hardest"):
+        build_method("infonce+random", small_backbone(), negatives="hardest")
+
+
+def test_conesep_takes_drawn_negatives_with_infonce_alone(small_backbone):
+    with pytest.raises(ValueError, match="rank_loss='infonce'"):
+        build_method("conesep-adapted", small_backbone(), drawn="twodrop", rank_loss="robust")
+    plain, more = (ready(name, small_backbone()) for name in ("conesep-adapted", "conesep-adapted+twodrop"))
+    batch = random_batch(plain.backbone, 6)
+    torch.manual_seed(0)
+    loss, _ = plain.loss(batch, 0)
+    torch.manual_seed(0)
+    higher, logs = more.loss(batch, 0)
+    assert higher > loss and "s_drawn" in logs
+
+
 def test_infonce_wants_a_square_matrix():
     with pytest.raises(ValueError, match=r"\(3, 5\)"):
         infonce(torch.randn(3, 5), 0.07)
@@ -41,7 +111,7 @@ def test_infonce_wants_a_square_matrix():
 @pytest.mark.parametrize("size", [6, 1])
 @pytest.mark.parametrize("half", [False, True])
 def test_loss_is_a_finite_scalar_with_finite_gradients(small_backbone, name, size, half):
-    method = build_method(name, small_backbone()).train()
+    method = ready(name, small_backbone())
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
         loss, terms = method.loss(random_batch(method.backbone, size), step=0)
     assert loss.shape == () and loss.isfinite() and all(math.isfinite(v) for v in terms.values())
@@ -53,7 +123,7 @@ def test_loss_is_a_finite_scalar_with_finite_gradients(small_backbone, name, siz
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_step_lowers_the_loss_on_its_own_batch(small_backbone, name):
-    method = build_method(name, small_backbone()).train()
+    method = ready(name, small_backbone())
     batch = random_batch(method.backbone, 6)
     optimizer = torch.optim.AdamW(method.parameter_groups(0.0), lr=1e-3)
     losses = []
@@ -102,7 +172,7 @@ def test_unknown_methods_and_options_are_refused(small_backbone):
         ({"temperature": float("nan")}, "must be float, got nan"), ({"temperature": float("inf")}, "got inf"),
         ({"temperature": 0}, r"temperature must be greater than 0, got 0\.0"), ({"temperature": -0.1}, "greater than"),
         ({"variant": 1}, "option 'variant' of method .* must be str, got 1"),
-        ({"variant": "papr"}, "has no variant 'papr'; it has (released|paper|adapted)$"),
+        ({"variant": "papr"}, "has no variant 'papr'; it has (released|paper|adapted|ours)(, adapted)?$"),
     ],
 )  # fmt: skip
 def test_options_of_the_wrong_type_or_range_are_one_sentence(small_backbone, name, options, message):

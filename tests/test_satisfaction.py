@@ -124,6 +124,17 @@ def test_preference_ratio_is_the_released_one(golden):
     assert table.loc["agreement", "n"] == len(agree)
 
 
+def test_where_the_released_ratio_says_0_without_having_looked(golden):
+    """Integer labels, and models that never score set 1 higher: 0 in the released code, here a value or none."""
+    data = golden("eval_hp_preference_ratio")
+    one, two, preferred = data["score_set1"], data["score_set2"], data["preferred"].astype(int)
+    assert data["preference_ratio_with_integer_labels_out"] == 0 == data["preference_ratio_when_set1_never_wins_out"]
+    assert preference_table(one, two, preferred, n=5)["value"][0] > 0
+    never = preference_table(np.minimum(one, two), np.maximum(one, two), preferred, n=5).set_index("metric")
+    assert never.loc["ratio", "n"] == 0 and np.isnan(never.loc["ratio", "value"])
+    assert never.loc["agreement", "n"] == (one != two).sum()
+
+
 def test_no_usable_pair_has_no_value():
     table = preference_table([0.1, 0.2], [0.1, 0.3], [1, 2], n=5).set_index("metric")
     assert table.loc["ratio", "n"] == 0 and np.isnan(table.loc["ratio", "value"])

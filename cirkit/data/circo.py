@@ -116,6 +116,11 @@ def circo_images(root: str | Path, image_root: str | Path | None = None) -> List
     return ListedImages(image_root or root, paths, ("COCO2017_unlabeled",))
 
 
+def has_image_info(root: str | Path) -> bool:
+    """Whether COCO's list of images is there, so that the whole gallery can be ranked."""
+    return any((Path(root).expanduser() / file).is_file() for file in INFO_FILES)
+
+
 def info_file(root: str | Path) -> Path:
     """COCO's list of images; `DataError` says what is missing and where it was looked for."""
     tried = [Path(root).expanduser() / file for file in INFO_FILES]

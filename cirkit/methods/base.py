@@ -60,6 +60,7 @@ class Method(nn.Module):
 
     uses_ledger = False
     lr = 3e-3
+    schedule = "one_cycle"  # see `cirkit.training.SCHEDULES`
     # on a backbone with the tower of a large pretrained model, by data set: ConeSep's, at which papers fine-tune BLIP-2
     published_lr = {"cirr": 1e-5, "fashioniq": 2e-5}
     lr_scale = 1.0  # what the schedule's rate is multiplied by; a method may change it at every step
@@ -134,6 +135,9 @@ class Method(nn.Module):
         Raises:
             ValueError: if the state does not fit exactly.
         """
+        for place, module in self.named_modules():
+            for name in getattr(module, "sized_by_data", ()):  # its size is not known before it is loaded
+                module.register_buffer(name, state.get(f"{place}.{name}"))
         tower = {k: v for k, v in self.state_dict().items() if k.startswith("backbone.vision_model.")}
         load_state(self, {**state, **tower}, source)
 

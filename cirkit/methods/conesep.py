@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from cirkit.anchors import NEGATIONS, query_oriented, target_oriented
 from cirkit.backbone import Backbone, TokenBatch
 from cirkit.boundary import fidelity, gaussian_patches, gaussian_triplets, noise_boundary, noisy_rows
+from cirkit.drawn import drawn_negatives
 from cirkit.losses import infonce, robust_contrastive
 from cirkit.methods.base import Batch, Method, TrainingView
-from cirkit.methods.conesep_config import ConeSepConfig, PaperConfig, ReleasedConfig
+from cirkit.methods.conesep_config import ConeSepConfig, MidZoneConfig, PaperConfig, ReleasedConfig, TwoDropConfig
 from cirkit.scores import max_over_tokens
+from cirkit.similarity import own_similarity
 from cirkit.unlearning import unlearning
 
 RANK_LOSSES = {"robust": robust_contrastive, "infonce": infonce}
@@ -45,16 +47,21 @@ class ConeSep(Method):
         self.negative_prompts = nn.Parameter(backbone.query_tokens.detach().clone())
         if config.prompt_init == "random":
             nn.init.normal_(self.negative_prompts, std=backbone.config.initializer_range)
+        self.drawn = drawn_negatives(config.drawn) if config.drawn else None
         self.epoch, self.seed = 0, 0
         self.boundary: Tensor | None = None
         self._pool: tuple[Tensor, Tensor] | None = None
+        prefixes = backbone.tokenize(NEGATIONS)
+        # without [CLS] and [SEP]
+        self._negations = [ids[1 : int(mask.sum()) - 1] for ids, mask in zip(*prefixes, strict=True)]
 
-    def start_epoch(self, view: TrainingView) -> None:
+    def start_epoch(self, view: TrainingView) -> dict[str, float] | None:
         if view.seed != self.seed:
             self._pool = None
         self.epoch, self.seed = view.epoch, view.seed
         self.lr_scale = self.config.warmup_lr if view.epoch < self.config.warmup else 1.0
         self.boundary = None  # estimated anew, so that a resumed run goes on as if never interrupted
+        return None if self.drawn is None else self.drawn.start_epoch(self, view)
 
     # -- GFQ -----------------------------------------------------------------------------------------------------------
 
@@ -90,14 +97,11 @@ class ConeSep(Method):
 
     def negated(self, texts: TokenBatch) -> TokenBatch:
         """The texts with a randomly drawn negation in front, cut at the backbone's text length."""
-        prefixes = self.backbone.tokenize(NEGATIONS)
-        lengths = prefixes.mask.sum(dim=1) - 2  # without [CLS] and [SEP]
-        ids, limit = [], self.backbone.config.text_length
-        drawn = torch.randint(len(NEGATIONS), (len(texts.ids),)).tolist()
-        for row, mask, kind in zip(texts.ids, texts.mask, drawn, strict=True):
-            own = row[: int(mask.sum())]
-            prefix = prefixes.ids[kind, 1 : 1 + int(lengths[kind])]
-            ids.append(torch.cat([own[:1], prefix, own[1:-1]])[: limit - 1])
+        prefixes, limit, ids = self._negations, self.backbone.config.text_length, []
+        drawn = torch.randint(len(prefixes), (len(texts.ids),)).tolist()
+        for row, length, kind in zip(texts.ids, texts.mask.sum(dim=1).tolist(), drawn, strict=True):
+            own = row[:length]
+            ids.append(torch.cat([own[:1], prefixes[kind].to(row.device), own[1:-1]])[: limit - 1])
             ids[-1] = torch.cat([ids[-1], own[-1:]])
         mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
         return TokenBatch(nn.utils.rnn.pad_sequence(ids, batch_first=True), mask)
@@ -141,7 +145,12 @@ class ConeSep(Method):
                 self.lr_scale = (~noisy).float().mean().item()
             logs |= {"boundary": self.boundary.item(), "flagged": noisy.float().mean().item()}
         rows = None if noisy is None or config.rank_rows == "all" else ~noisy
-        rank = RANK_LOSSES[config.rank_loss](similarity, config.temperature, rows)
+        if self.drawn is None:
+            rank = RANK_LOSSES[config.rank_loss](similarity, config.temperature, rows)
+        else:
+            drawn = own_similarity(composed, self.target(self.drawn.patches(batch.rows)))
+            rank = infonce(similarity, config.temperature, rows, drawn[:, None])
+            logs["s_drawn"] = drawn.mean().item()
         self.terms = {"rank": rank}
         logs["rank"] = rank.item()
         # anchors that train nothing but their own prompts matter only for unlearning
@@ -182,6 +191,18 @@ class ConeSep(Method):
         if record.get("flagged", 0.0) > 0.99:
             return "every triplet counts as noisy"
         return None
+
+
+class ConeSepTwoDrop(ConeSep):
+    """ConeSep's split and QuRe's negatives: InfoNCE on the rows that pass, with one drawn negative more each."""
+
+    Config = TwoDropConfig
+
+
+class ConeSepMidZone(ConeSep):
+    """ConeSep's split and DQE-CIR's negatives."""
+
+    Config = MidZoneConfig
 
 
 class ConeSepPaper(ConeSep):

@@ -8,6 +8,7 @@ from typing import Literal
 
 from cirkit.anchors import QueryOriented, TargetOriented
 from cirkit.boundary import Fidelity, Split
+from cirkit.drawn import Kind
 from cirkit.methods.base import Method, check_positive
 from cirkit.unlearning import Marginals, Mask, Solver
 
@@ -62,11 +63,12 @@ class ConeSepConfig(Method.Config):
     keep them encoded by the frozen tower.
 
     NBL: ``prompt_init``, negative prompts begin as a copy of the ``query`` tokens or at ``random``; ``negate_text``,
-    put "there is no" or the like before the anchor's text; ``target_oriented`` and ``query_oriented``
+    put "not" or the like before the anchor's text; ``target_oriented`` and ``query_oriented``
     (:mod:`cirkit.anchors`); ``anchors_train``, whether the two losses reach ``all`` parameters or
     the negative ``prompts`` alone, in which case the unlearning loss does not move the anchors either.
 
-    Ranking: ``rank_loss`` on ``all`` rows or on those that count as ``clean`` (``rank_rows``, after the warm-up).
+    Ranking: ``rank_loss`` on ``all`` rows or on those that count as ``clean`` (``rank_rows``, after the warm-up);
+    ``drawn`` puts one negative more into InfoNCE's softmax, from QuRe's or DQE-CIR's zone (:mod:`cirkit.drawn`).
 
     BTU (:mod:`cirkit.unlearning`): ``negative_block``, anchors against ``composed`` queries or ``targets``;
     ``positive_block``, raw ``cosine`` or ``softmax`` over the batch; ``mask``, ``marginals``, ``solver``,
@@ -102,6 +104,7 @@ class ConeSepConfig(Method.Config):
     anchors_train: Literal["all", "prompts"] | None = None
     rank_loss: Literal["robust", "infonce"] | None = None
     rank_rows: Literal["all", "clean"] | None = None
+    drawn: Kind | None = None
     negative_block: Literal["composed", "targets"] | None = None
     positive_block: Literal["cosine", "softmax"] | None = None
     mask: Mask | None = None
@@ -138,8 +141,24 @@ class ConeSepConfig(Method.Config):
         for name in ("kappa", "zeta", "nu", "warmup", "draws"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.drawn is not None and (self.variant != "adapted" or self.rank_loss != "infonce"):
+            raise ValueError("drawn negatives go with 'conesep-adapted' and rank_loss='infonce' alone")
         if self.pool and not self.draws:
             raise ValueError("draws must be at least 1 for a pool of Gaussian images")
+
+
+@dataclass(frozen=True)
+class TwoDropConfig(ConeSepConfig):
+    """Adapted, with QuRe's negatives."""
+
+    drawn: Kind | None = "twodrop"
+
+
+@dataclass(frozen=True)
+class MidZoneConfig(ConeSepConfig):
+    """Adapted, with DQE-CIR's negatives."""
+
+    drawn: Kind | None = "midzone"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from cirkit.plots.boundaries import (
 from cirkit.plots.counts import combination_map, count_matrix, stacked_counts, text_statistics
 from cirkit.plots.pictures import image_strip, triplet_grid, triplet_pairs
 from cirkit.plots.results import attribute_bars, probe_bars, recall_by_rate, training_history
+from cirkit.plots.satisfaction import interval_panels, order_slopes, shares_in_top
 from cirkit.plots.similarities import (
     attention_maps,
     cone_histograms,
@@ -24,11 +25,22 @@ from cirkit.plots.similarities import (
 )
 from cirkit.plots.style import CLEAN, COLOURS, NOISY, save, set_style
 from cirkit.plots.transports import forgetting_curves, label_strips, mass_on_anchors, transport_maps
+from cirkit.plots.zones import (
+    accuracy_maps,
+    history_panels,
+    intent_bars,
+    pass_maps,
+    share_bars,
+    shares_by_delta,
+    zone_curves,
+    zone_panels,
+)
 
 __all__ = [
     "CLEAN",
     "COLOURS",
     "NOISY",
+    "accuracy_maps",
     "attention_maps",
     "attribute_bars",
     "band_histograms",
@@ -40,18 +52,26 @@ __all__ = [
     "count_matrix",
     "fidelity_curves",
     "forgetting_curves",
+    "history_panels",
     "image_strip",
+    "intent_bars",
+    "interval_panels",
     "label_strips",
     "lines_by_epoch",
     "lines_by_step",
     "loss_ratios",
     "mass_on_anchors",
+    "order_slopes",
+    "pass_maps",
     "probe_bars",
     "recall_by_rate",
     "roc_panels",
     "save",
     "score_histograms",
     "set_style",
+    "share_bars",
+    "shares_by_delta",
+    "shares_in_top",
     "similarity_matrix",
     "similarity_pair",
     "stacked_counts",
@@ -64,4 +84,6 @@ __all__ = [
     "triplet_pairs",
     "variance_shares",
     "where_noise_lies",
+    "zone_curves",
+    "zone_panels",
 ]

@@ -1,0 +1,220 @@
+"""Negatives and their zones: whom the loss pushes, where a zone lies, what it holds, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from PIL.Image import Image
+
+from cirkit.plots.style import COLOURS, blank
+
+# from the target's twin to what has nothing of what was asked
+LEVELS = {
+    "twin of the target": COLOURS["vermilion"],
+    "all that was asked": COLOURS["orange"],
+    "some of it": COLOURS["sky"],
+    "nothing of it": COLOURS["grey"],
+}
+
+
+def share_bars(panels: Mapping[str, pd.DataFrame], xlabel: str) -> Figure:
+    """Stacked horizontal bars of shares: a panel per table, a bar per row, columns as in :data:`LEVELS`."""
+    rows = max(len(table) for table in panels.values())
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(1.6 + 3.9 * len(panels), 1.4 + 0.42 * rows), sharey=True, squeeze=False
+    )
+    for axis, (title, table) in zip(axes[0], panels.items(), strict=True):
+        left = np.zeros(len(table))
+        for level, colour in LEVELS.items():
+            values = 100 * table[level].to_numpy()
+            axis.barh(table.index, values, left=left, color=colour, label=level)
+            for y, (start, value) in enumerate(zip(left, values, strict=True)):
+                if value >= 6:
+                    axis.text(start + value / 2, y, f"{value:.0f}", ha="center", va="center", fontsize=8)
+            left += values
+        axis.set(title=title, xlabel=xlabel, xlim=(0, 100))
+        axis.grid(False, axis="y")
+    axes[0, 0].invert_yaxis()
+    _levels_below(figure)
+    return figure
+
+
+def zone_curves(
+    curves: Sequence[tuple[np.ndarray, Sequence[str], int]],
+    zones: Sequence[Mapping[str, tuple[int, int]]],
+    titles: Sequence[str],
+) -> Figure:
+    """A panel per query: its scores in descending order, coloured by the truth, and where the zones lie.
+
+    Args:
+        curves: scores [G] in descending order, the level of each (:data:`LEVELS`), and the target's place.
+        zones: name -> (first, last) place, last excluded, for each query.
+    """
+    figure, axes = plt.subplots(1, len(curves), figsize=(0.6 + 3.7 * len(curves), 4.1), sharey=True, squeeze=False)
+    shades = dict(zip(zones[0], (COLOURS["blue"], COLOURS["purple"], COLOURS["green"]), strict=False))
+    for axis, (scores, levels, target), spans, title in zip(axes[0], curves, zones, titles, strict=True):
+        places, levels = np.arange(1, len(scores) + 1), np.asarray(levels)
+        axis.plot(places, scores, color="black", linewidth=0.8, zorder=1)
+        for level in reversed(LEVELS):
+            chosen = levels == level
+            axis.scatter(places[chosen], scores[chosen], s=9, color=LEVELS[level], zorder=2, linewidth=0)
+        axis.scatter(
+            [target + 1], [scores[target]], marker="*", s=150, color=COLOURS["green"], edgecolor="black", zorder=3
+        )
+        for k, (name, (first, last)) in enumerate(spans.items()):
+            axis.axvspan(first + 1, last, 0.02 + 0.06 * k, 0.07 + 0.06 * k, color=shades[name], linewidth=0)
+        axis.set(xlabel="place in the ranking", title=title)
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes[0, 0].set_ylabel("score")
+    floor = axes[0, 0].get_ylim()
+    axes[0, 0].set_ylim(floor[0] - 0.13 * (floor[1] - floor[0]), floor[1])
+    handles = [Patch(color=colour, label=f"zone, {name}") for name, colour in shades.items()]
+    star = plt.Line2D([], [], linestyle="", marker="*", markersize=11, color=COLOURS["green"], label="target")
+    _levels_below(figure, [star, *handles])
+    return figure
+
+
+def shares_by_delta(panels: Mapping[tuple[str, str], pd.DataFrame], band: tuple[float, float]) -> Figure:
+    """Stacked bars of :data:`LEVELS` over bins of the scaled difference; panels by (row, column), the band framed.
+
+    Args:
+        panels: tables with the upper edge of each bin as index, one column a level: shares of the candidates in it.
+    """
+    rows, columns = (list(dict.fromkeys(key[k] for key in panels)) for k in (0, 1))
+    figure, axes = plt.subplots(
+        len(rows), len(columns), figsize=(1 + 3.9 * len(columns), 1 + 2.1 * len(rows)), sharex=True, sharey=True,
+        squeeze=False,
+    )  # fmt: skip
+    for (row, column), table in panels.items():
+        axis, edges = axes[rows.index(row), columns.index(column)], table.index.to_numpy(dtype=float)
+        width, bottom = edges[1] - edges[0], np.zeros(len(table))
+        for level, colour in LEVELS.items():
+            values = 100 * table[level].to_numpy()
+            axis.bar(edges - width / 2, values, 0.9 * width, bottom, color=colour)
+            bottom += np.nan_to_num(values)
+        for edge in band:
+            axis.axvline(edge, color="black", linestyle="--", linewidth=1.2)
+        axis.set(title=f"{row}, {column}", ylim=(0, 100))
+        axis.grid(False, axis="x")
+    for axis in axes[-1]:
+        axis.set_xlabel("scaled difference Δ'")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("candidates (%)")
+    _levels_below(figure)
+    return figure
+
+
+def history_panels(panels: Mapping[str, pd.DataFrame]) -> Figure:
+    """A panel per table with a line per column over the epochs (the index); gaps in a column are bridged."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(0.6 + 2.9 * len(panels), 3.4), squeeze=False)
+    for axis, (title, table) in zip(axes[0], panels.items(), strict=True):
+        for name, colour, marker in zip(table.columns, COLOURS.values(), "os^Dv", strict=False):
+            values = table[name].dropna()
+            axis.plot(values.index, values, marker=marker, markersize=5, color=colour, label=name)
+        axis.set(title=title, xlabel="epoch")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)
+    return figure
+
+
+def intent_bars(table: pd.DataFrame) -> Figure:
+    """Grouped bars with intervals: columns model, kind, value, low, high."""
+    kinds, models = list(dict.fromkeys(table.kind)), list(dict.fromkeys(table.model))
+    figure, axis = plt.subplots(figsize=(7.4, 3.6))
+    width = 0.8 / len(kinds)
+    for k, (kind, colour) in enumerate(zip(kinds, COLOURS.values(), strict=False)):
+        part = table[table.kind == kind].set_index("model").loc[models]
+        places = np.arange(len(models)) + (k - (len(kinds) - 1) / 2) * width
+        spread = np.abs([part.value - part.low, part.high - part.value])
+        axis.bar(places, part.value, width, yerr=spread, color=colour, capsize=3, label=kind)
+    axis.set(xticks=range(len(models)), xticklabels=models, ylabel="cosine of two queries")
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.grid(False, axis="x")
+    axis.legend(ncols=len(kinds), loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False, fontsize=9)
+    return figure
+
+
+def accuracy_maps(panels: Mapping[str, pd.DataFrame]) -> Figure:
+    """Heat maps of accuracies in percent with the same colours: rows are features, columns attributes."""
+    rows, columns = (max(table.shape[k] for table in panels.values()) for k in (0, 1))
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(2 + (0.85 * columns + 0.5) * len(panels), 1.5 + 0.45 * rows),
+        sharey=True,
+        squeeze=False,
+    )
+    for axis, (title, table) in zip(axes[0], panels.items(), strict=True):
+        sns.heatmap(table, ax=axis, annot=True, fmt=".0f", vmin=0, vmax=100, cmap="viridis", cbar=axis is axes[0, -1],
+                    cbar_kws={"label": "accuracy (%)"})  # fmt: skip
+        axis.set(title=title, xlabel="", ylabel="")
+        axis.tick_params(axis="x", rotation=0)
+        axis.tick_params(axis="y", rotation=0)
+    return figure
+
+
+def pass_maps(
+    images: Sequence[Image], maps: Sequence[Sequence[np.ndarray | None]], passes: Sequence[str], texts: Sequence[str],
+    regions: Sequence[Sequence[np.ndarray]] = (),
+) -> Figure:  # fmt: skip
+    """A row per query: the reference, and the attention map [h,w] of each pass over it; None where there is no pass.
+
+    Args:
+        regions: for each query masks [H,W] of the picture whose outlines are drawn into every map.
+    """
+    figure, axes = plt.subplots(
+        len(images), len(passes) + 1, figsize=(1.75 * (len(passes) + 1), 2.05 * len(images) + 0.3), squeeze=False
+    )
+    for i, (row, image, shown, text) in enumerate(zip(axes, images, maps, texts, strict=True)):
+        box = (-0.5, image.width - 0.5, image.height - 0.5, -0.5)
+        for axis, weights in zip(row, (np.zeros((1, 1)), *shown), strict=True):
+            blank(axis)
+            if weights is None:
+                axis.set_axis_off()
+                continue
+            axis.imshow(image, interpolation="nearest")
+            if axis is not row[0]:
+                axis.imshow(weights, cmap="magma", alpha=0.65, extent=box, interpolation="bilinear", vmin=0)
+                for mask in regions[i] if len(regions) else ():
+                    axis.contour(mask, [0.5], colors="white", linewidths=1)
+        head = row[0].text(0, 1.04, f"“{text}”", transform=row[0].transAxes, fontsize=9)
+        head.set_in_layout(False)
+    for axis, name in zip(axes[-1], ("reference", *passes), strict=True):
+        axis.text(0.5, -0.06, name, transform=axis.transAxes, ha="center", va="top", fontsize=9)
+    return figure
+
+
+def zone_panels(panels: Mapping[str, Mapping[str, pd.DataFrame]], xlabels: Sequence[str]) -> Figure:
+    """A panel per quantity and column per way of moving the zone: lines per reading over the zone's parameter.
+
+    Args:
+        panels: quantity -> {how the zone moves -> table with the parameter as index and a column per reading}.
+    """
+    moves = list(next(iter(panels.values())))
+    figure, axes = plt.subplots(
+        len(panels), len(moves), figsize=(1 + 3.9 * len(moves), 0.8 + 1.9 * len(panels)), sharey="row", sharex="col",
+        squeeze=False,
+    )  # fmt: skip
+    for row, (quantity, tables) in zip(axes, panels.items(), strict=True):
+        for axis, move in zip(row, moves, strict=True):
+            for name, colour, marker in zip(tables[move].columns, COLOURS.values(), "os^", strict=False):
+                axis.plot(tables[move].index, tables[move][name], marker=marker, color=colour, label=name)
+        row[0].set_ylabel(quantity)
+    for axis, move, xlabel in zip(axes[0], moves, xlabels, strict=True):
+        axis.set_title(move)
+        axes[-1, moves.index(move)].set_xlabel(xlabel)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False)
+    return figure
+
+
+def _levels_below(figure: Figure, more: Sequence = ()) -> None:
+    handles = [Patch(color=colour, label=level) for level, colour in LEVELS.items()]
+    figure.legend(handles=[*handles, *more], loc="outside lower center", ncols=4, fontsize=9, frameon=False)
