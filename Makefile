@@ -51,7 +51,7 @@ help:
 	@echo 'make pretrain   make the stage-1 checkpoint of the tiny backbone again'
 	@echo 'make install    only the environment (.venv);  PYTHON=... names the interpreter to make it from'
 	@echo 'make clean      remove what study and grid wrote;  make distclean  also the environment and caches'
-	@echo 'make search     the search for learning rates, on validation;  ARGS=changes or ARGS=regime: those of ConeSep'
+	@echo 'make search     the search for learning rates, on validation;  ARGS=changes, regime or budgets: other tables'
 	@echo 'For maintainers: make lock, make figures, make reference'
 	@echo 'With an environment of your own:  make study PY=python  uses that interpreter and installs nothing'
 

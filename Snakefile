@@ -23,7 +23,7 @@ WORLDS = ("garments", "scenes")
 
 # seconds of one step with one thread, two at once on two cores; for the announcements only
 SECONDS = {"world": 30, "task_and_data": 30, "noise_injection": 40, "train": 60, "look": 70, "report": 20}
-SLOW_METHODS = {"conesep-released": 150, "conesep-paper": 90}
+SLOW_METHODS = {"conesep-released": 130, "conesep-paper": 90, "qure": 85, "dqe": 110}
 
 
 # --- settings ---------------------------------------------------------------------------------------------
@@ -139,10 +139,10 @@ def run_of(method, kind, rate, seed):
 
 # what `make study` trains where nothing is chosen: enough for each notebook, and for the first comparison
 STUDY_RUNS = [
-    *((method, "shuffle", 0.5) for method in ("conesep-released", "conesep-paper")),
-    *((method, "shuffle", rate) for method in ("infonce", "conesep-adapted") for rate in (0.0, 0.2, 0.5, 0.8)),
-    *((method, "shuffle", 0.0) for method in ("conesep-released", "conesep-paper", "rcl")),
-    *((method, "shuffle", 0.5) for method in ("rcl", "oracle-rcl")),
+    *((method, "shuffle", rate) for rate in (0.5, 0.0) for method in ("conesep-released", "conesep-paper", "dqe", "qure")),
+    *((method, "shuffle", rate) for method in ("infonce", "rcl") for rate in (0.0, 0.5)),
+    *(("conesep-adapted", "shuffle", rate) for rate in (0.0, 0.2, 0.5, 0.8)),
+    ("oracle-rcl", "shuffle", 0.5),
     ("infonce", "hard", 0.5),
 ]
 PLAIN = DATASET == "garments" and BACKBONE == "tiny" and not DATA_ROOT and not LR
@@ -173,6 +173,11 @@ LOOKED_AT = {
         ("infonce", "shuffle", 0.5), ("conesep-paper", "shuffle", 0.5), ("conesep-adapted", "shuffle", 0.5),
     ],
     "06_targeted_unlearning": [("infonce", "shuffle", 0.5)],
+    "08_qure": [("infonce", "shuffle", 0.0), ("qure", "shuffle", 0.0)],
+    "09_dqe": [("infonce", "shuffle", 0.0), ("dqe", "shuffle", 0.0)],
+    "12_satisfaction": [
+        (method, "shuffle", rate) for method in ("infonce", "rcl", "conesep-adapted", "qure", "dqe") for rate in (0.0, 0.5)
+    ],
 }  # fmt: skip
 LOOKS = {notebook: dict(run_of(*run, 0) for run in runs) for notebook, runs in LOOKED_AT.items()} if PLAIN else {}
 RUNS = {name: run for part in (*LOOKS.values(), CHOSEN) for name, run in part.items()}

@@ -20,10 +20,9 @@ from cirkit.data.triplets import TripletSet
 from cirkit.features import FeatureStore
 from cirkit.methods.base import Method
 from cirkit.retrieval import encode_images, encode_queries
-from cirkit.scores import max_over_tokens
 
 Corpus = Literal["targets", "split"]
-_BLOCK = 2**19  # scores that are looked at together on the CPU: they fit into its cache
+_BLOCK = 2**20  # scores that are looked at together on the CPU: they fit into its cache
 
 
 class Zone(NamedTuple):
@@ -172,10 +171,14 @@ def mine(
 
 
 def corpus_scores(queries: Tensor, tokens: Tensor, chunk: int = 1024) -> Tensor:
-    """`max_over_tokens` [B,G], written block by block, so that the scores of single tokens never stand side by side."""
-    scores = torch.empty(len(queries), len(tokens), device=queries.device)
+    """`max_over_tokens` [B,G], block by block and token by token: scores of single tokens never stand side by side."""
+    scores, queries = torch.empty(len(queries), len(tokens), device=queries.device), queries.float()
     for start in range(0, len(tokens), chunk):
-        scores[:, start : start + chunk] = max_over_tokens(queries, tokens[start : start + chunk])
+        part = tokens[start : start + chunk].float()
+        best = queries @ part[:, 0].T
+        for token in range(1, part.shape[1]):
+            torch.maximum(best, queries @ part[:, token].T, out=best)
+        scores[:, start : start + chunk] = best
     return scores
 
 

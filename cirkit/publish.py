@@ -23,6 +23,9 @@ from cirkit.tables import attribute_table, collect, compare, detection_table, ev
 BEGIN, END = "<!-- results: written by make reference -->", "<!-- end of results -->"
 # of the figures that every training run draws, those of these runs are shown
 SHOWN_RUNS = ("infonce-garments-clean", "infonce-garments-shuffle-0.5", "infonce-garments-hard-0.5")
+# method that negatives are added to -> what its extended forms are compared with
+DRAWN = {"infonce": "infonce+random", "conesep-adapted": "conesep-adapted"}
+PAIRS = ("qure", "dqe")  # one drawn negative and nothing of the batch
 TABLES = (
     "results.csv", "summary.md", "seeds.md", "seeds_r10.md", "attributes.md", "paired.csv", "paired.md", "detection.md",
 )  # fmt: skip
@@ -37,6 +40,13 @@ def write_tables(folder: Path) -> None:
     if (table.method == "rcl").any():
         rest = table[~table.method.str.contains("infonce") & ~table.method.str.startswith("oracle")]
         differences = pd.concat([differences, paired(rest, "rcl")], ignore_index=True)
+    for (
+        plain,
+        control,
+    ) in DRAWN.items():  # what the zone of a drawn negative adds, beyond one negative more or the split
+        rest = table[table.method.str.startswith(f"{plain}+") | (table.method == control)]
+        if (rest.method == control).any():
+            differences = pd.concat([differences, paired(rest, control)], ignore_index=True)
     _write_csv(differences, folder / "paired.csv")
     means = differences[differences.seed == "mean"].drop(columns="seed") if len(differences) else differences
     places = dict.fromkeys(("difference", "low", "high", "sd"), 1)
@@ -55,9 +65,20 @@ def write_tables(folder: Path) -> None:
     set_style()
     for dataset, part in table[table.reported].groupby("dataset", sort=False):
         name = "07_recall_by_rate" if dataset == "garments" else f"07_recall_by_rate_{dataset}"
-        figure = recall_by_rate(part)
-        save(figure, name, "How fast R@1 falls as more training triplets are wrong.", folder=folder / "figures")
-        plt.close(figure)
+        drawn = part.method.str.contains("+", regex=False)
+        alone = part.method.isin([*DRAWN, *PAIRS])
+        for suffix, rows, see in (
+            ("", part[~drawn], "How fast R@1 falls as more training triplets are wrong."),
+            (
+                "_drawn",
+                part[drawn | alone] if drawn.any() else part[:0],
+                "One drawn negative a query, alone or beside the batch.",
+            ),
+        ):
+            if len(rows):
+                figure = recall_by_rate(rows)
+                save(figure, name + suffix, see, folder=folder / "figures")
+                plt.close(figure)
     write_index(folder / "figures")
 
 

@@ -2,9 +2,10 @@
 
 ``python -m cirkit.search`` trains all candidates on noise rates 0 and 0.5, with a seed that is not reported, and writes
 their validation R@1 to <results>/search. (The switches of conesep-adapted were found before, in more tries on the same
-split and seed: results/reference/exploration.csv.) Other tables, of ConeSep: ``changes``, from ``paper`` to ``adapted``
-one change at a time; ``regime``, with and without unlearning on a model that already composes. Runs that are there are
-loaded, so several processes may share the work (``--part``).
+split and seed: results/reference/exploration.csv.) Other tables: ``changes``, ConeSep from ``paper`` to ``adapted``
+one change at a time; ``regime``, with and without unlearning on a model that already composes; ``budgets``, longer
+trainings of the pair objectives. Methods that add a drawn negative to another take the rate of that one. Runs that are
+there are loaded, so several processes may share the work (``--part``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from cirkit.records import load_metrics
 from cirkit.runs import train_or_load
 
 SEED, RATES = 100, (0.0, 0.5)
-METHODS = ("conesep-released", "conesep-paper", "conesep-adapted", "rcl", "infonce")
+METHODS = (
+    "conesep-released", "conesep-paper", "conesep-adapted", "qure-released", "qure", "dqe", "rcl", "infonce",
+)  # fmt: skip
 LEARNING_RATES = (1e-4, 5e-4, 1e-3, 3e-3)
 
 _POOL = {"draws", "boundary_every", "pool"}
@@ -90,6 +93,15 @@ def pretrained_regime() -> list[dict]:
     ]
 
 
+def longer_budgets() -> list[dict]:
+    """More gradient steps for the pair objectives, which learn from one negative at a time, and for InfoNCE beside."""
+    return [
+        {"method": method, "noise_rate": 0.0, "epochs": epochs}
+        for method in ("infonce", "qure", "dqe")
+        for epochs in (8, 16, 32)
+    ]
+
+
 def table(wanted: Iterable[dict], progress: bool = False) -> pd.DataFrame:
     """Validation R@1 and R@10 of every run, trained where it is not there; one row each."""
     rows = []
@@ -109,8 +121,9 @@ def _row(parameters: dict, folder: Path) -> dict:
     }
     options = json.dumps(parameters.get("method_options", {}), sort_keys=True)
     effective = record["effective"]
+    settings = effective["train_config"]
     return {
-        "method": parameters["method"], "options": options, "lr": effective["train_config"]["lr"],
+        "method": parameters["method"], "options": options, "lr": settings["lr"], "epochs": settings["epochs"],
         "noise_rate": parameters["noise_rate"], "seed": SEED, "R@1": found["R@1"], "R@10": found["R@10"],
         "run_id": record["run_id"], "code": effective["code"], "commit": record["provenance"]["commit"],
     }  # fmt: skip
@@ -134,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
         shutil.copyfile(target, project_root() / "results" / "reference" / target.name)
 
 
-TABLES = {"search": candidates, "changes": one_change_each, "regime": pretrained_regime}
+TABLES = {"search": candidates, "changes": one_change_each, "regime": pretrained_regime, "budgets": longer_budgets}
 
 if __name__ == "__main__":
     main()

@@ -232,7 +232,16 @@ def test_a_default_that_is_asked_for_by_name_is_the_same_setting(tmp_path):
 def test_differences_are_written_against_both_baselines(tmp_path, monkeypatch):
     monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
     folder, runs = tmp_path / "study", tmp_path / "results" / "runs"
-    for method, own in (("infonce", 0), ("rcl", 1), ("conesep-adapted", 2), ("oracle-rcl", 3)):
+    methods = (
+        "infonce",
+        "rcl",
+        "conesep-adapted",
+        "oracle-rcl",
+        "infonce+random",
+        "infonce+twodrop",
+        "conesep-adapted+midzone",
+    )
+    for method, own in zip(methods, (0, 1, 2, 3, 1, 4, 5), strict=True):
         name = f"{method}-run"
         record(folder, 0, 0.5, 50.0, run_id=name, method=method, config={"variant": "x"})
         for split in ("val", "test"):
@@ -245,5 +254,8 @@ def test_differences_are_written_against_both_baselines(tmp_path, monkeypatch):
     publishing.write_tables(folder)
     found = pd.read_csv(folder / "paired.csv").query("seed == 'mean'").set_index(["method", "against"]).difference
     expected = {("rcl", "infonce"): 1, ("conesep-adapted", "infonce"): 2, ("oracle-rcl", "infonce"): 3,
-                ("conesep-adapted", "rcl"): 1}  # fmt: skip
+                ("infonce+random", "infonce"): 1, ("infonce+twodrop", "infonce"): 4,
+                ("conesep-adapted+midzone", "infonce"): 5, ("conesep-adapted", "rcl"): 1,
+                ("conesep-adapted+midzone", "rcl"): 4, ("infonce+twodrop", "infonce+random"): 3,
+                ("conesep-adapted+midzone", "conesep-adapted"): 3}  # fmt: skip
     assert {k: round(6 * v / 100) for k, v in found.items()} == expected
