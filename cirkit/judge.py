@@ -27,7 +27,8 @@ def draw_pairs(
     """Pairs of result sets for a simulated judge, drawn from the world alone: the same pairs for every method.
 
     A query's pool holds the images of its gallery, without its reference, that keep at least the share `kept` of what
-    nobody asked to change. Each place of a set first draws one of the grades that the pool holds, all being as likely,
+    nobody asked to change; where these are too few for two sets, those that keep as much as the last that is needed.
+    Each place of a set first draws one of the grades that the pool holds, all being as likely,
     then an image of that grade: blind draws would hardly ever satisfy what was asked for. No image stands in both sets.
 
     Args:
@@ -39,11 +40,10 @@ def draw_pairs(
 
     Returns:
         One row per pair: query (row in the set), category, set1 and set2 (tuples of ids), grade1, grade2, kept1 and
-        kept2, the means over each set of relevance and of preservation. A query whose pool is too small for two sets
-        has none.
+        kept2, the means over each set of relevance and of preservation.
 
     Raises:
-        DataError: a split without targets, an image without attributes, or not one pair.
+        DataError: a split without targets, an image without attributes, or a gallery too small for two sets.
     """
     triplets.require_targets()
     rows = []
@@ -52,9 +52,11 @@ def draw_pairs(
         grades = relevance(truth, references, targets, gallery)
         keeps = preservation(truth, references, targets, gallery)
         for at, query in enumerate(members):
-            pool = np.array([i for i in np.flatnonzero(keeps[at] >= kept) if gallery[i] != references[at]], dtype=int)
-            if len(pool) < 2 * size:
-                continue
+            others = np.array([image != references[at] for image in gallery])
+            if others.sum() < 2 * size:
+                raise DataError(f"{category or triplets.name}: a gallery of {len(gallery)} is too small for two sets.")
+            needed = np.sort(keeps[at, others])[-2 * size]
+            pool = np.flatnonzero(others & (keeps[at] >= min(kept, needed)))
             rng = np.random.default_rng([seed, query])
             for _ in range(per_query):
                 drawn = _by_grade(pool, grades[at], 2 * size, rng).reshape(2, size)
@@ -65,8 +67,6 @@ def draw_pairs(
                     row[f"grade{name}"] = round(float(grades[at, images].mean()), 9)
                     row[f"kept{name}"] = round(float(keeps[at, images].mean()), 9)
                 rows.append(row)
-    if not rows:
-        raise DataError(f"no query of {triplets.name} {triplets.split} has {2 * size} images for two sets.")
     columns = ["query", "category", "set1", "set2", "grade1", "grade2", "kept1", "kept2"]
     return pd.DataFrame(rows, columns=columns).sort_values("query", kind="stable", ignore_index=True)
 

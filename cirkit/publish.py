@@ -17,7 +17,7 @@ import pandas as pd
 
 from cirkit.data.annotations import DataError
 from cirkit.paths import atomic_path, project_root, resolve
-from cirkit.plots import recall_by_rate, save, set_style
+from cirkit.plots import recall_by_epochs, recall_by_rate, save, set_style
 from cirkit.tables import attribute_table, collect, compare, detection_table, every_seed, paired, summarise
 
 BEGIN, END = "<!-- results: written by make reference -->", "<!-- end of results -->"
@@ -79,6 +79,11 @@ def write_tables(folder: Path) -> None:
                 figure = recall_by_rate(rows)
                 save(figure, name + suffix, see, folder=folder / "figures")
                 plt.close(figure)
+    budgets = reference.with_name("budgets.csv")
+    if budgets.is_file():
+        figure = recall_by_epochs(pd.read_csv(budgets))
+        save(figure, "08_budgets", "What longer trainings of the pair objectives bring.", folder=folder / "figures")
+        plt.close(figure)
     write_index(folder / "figures")
 
 

@@ -119,11 +119,13 @@ class Composed(NamedTuple):
 class DQE(Method):
     """DQE-CIR as its summary describes it, in float32 where the terms meet.
 
-    The pure pair objective: one negative a query and nothing of the rest of the batch.
+    The pure pair objective: one negative a query and nothing of the rest of the batch. Of the learning rates 1e-4,
+    5e-4, 1e-3 and 3e-3, validation R@1 of seed 100, summed over the clean set and shuffle 0.5, was best at 5e-4
+    (28.0 + 14.6), hardly above 1e-3 (30.8 + 11.8).
     """
 
     variants = ("paper",)
-    lr = 1e-3
+    lr = 5e-4
     schedule = "cosine"
     published_lr = {"cirr": 1e-5, "fashioniq": 5e-6}
     Config = DQEConfig

@@ -89,11 +89,13 @@ class QuReConfig(Method.Config):
 class QuRe(Method):
     """QuRe by the paper's formula, or ``adapted`` with switches.
 
-    On a BLIP-2 backbone the paper trains FashionIQ 30 and CIRR 50 epochs in batches of 32.
+    On a BLIP-2 backbone the paper trains FashionIQ 30 and CIRR 50 epochs in batches of 32. Of the learning rates 1e-4,
+    5e-4, 1e-3 and 3e-3, validation R@1 of seed 100, summed over the clean set and shuffle 0.5, was best at 5e-4
+    (34.3 + 13.0).
     """
 
     variants: tuple[str, ...] = ("paper", "adapted")
-    lr = 1e-3
+    lr = 5e-4
     schedule = "cosine"
     published_lr = {"cirr": 1e-5, "fashioniq": 5e-6}
     Config = QuReConfig

@@ -11,7 +11,8 @@ from cirkit.plots.boundaries import (
 )
 from cirkit.plots.counts import combination_map, count_matrix, stacked_counts, text_statistics
 from cirkit.plots.pictures import image_strip, triplet_grid, triplet_pairs
-from cirkit.plots.results import attribute_bars, probe_bars, recall_by_rate, training_history
+from cirkit.plots.rankings import drop_curves, drop_histograms, interval_bars, line_panels
+from cirkit.plots.results import attribute_bars, probe_bars, recall_by_epochs, recall_by_rate, training_history
 from cirkit.plots.satisfaction import interval_panels, order_slopes, shares_in_top
 from cirkit.plots.similarities import (
     attention_maps,
@@ -26,6 +27,7 @@ from cirkit.plots.similarities import (
 from cirkit.plots.style import CLEAN, COLOURS, NOISY, save, set_style
 from cirkit.plots.transports import forgetting_curves, label_strips, mass_on_anchors, transport_maps
 from cirkit.plots.zones import (
+    LEVELS,
     accuracy_maps,
     history_panels,
     intent_bars,
@@ -39,6 +41,7 @@ from cirkit.plots.zones import (
 __all__ = [
     "CLEAN",
     "COLOURS",
+    "LEVELS",
     "NOISY",
     "accuracy_maps",
     "attention_maps",
@@ -50,13 +53,17 @@ __all__ = [
     "combination_map",
     "cone_histograms",
     "count_matrix",
+    "drop_curves",
+    "drop_histograms",
     "fidelity_curves",
     "forgetting_curves",
     "history_panels",
     "image_strip",
     "intent_bars",
+    "interval_bars",
     "interval_panels",
     "label_strips",
+    "line_panels",
     "lines_by_epoch",
     "lines_by_step",
     "loss_ratios",
@@ -64,6 +71,7 @@ __all__ = [
     "order_slopes",
     "pass_maps",
     "probe_bars",
+    "recall_by_epochs",
     "recall_by_rate",
     "roc_panels",
     "save",

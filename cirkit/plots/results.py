@@ -77,6 +77,20 @@ def recall_by_rate(table: pd.DataFrame, metric: str = "R@1") -> Figure:
     return figure
 
 
+def recall_by_epochs(table: pd.DataFrame, metric: str = "R@1") -> Figure:
+    """Recall on validation against the length of the training, a line per method; columns method, epochs, metric."""
+    figure, axis = plt.subplots(figsize=(6.4, 3.4))
+    for (method, part), colour in zip(table.groupby("method", sort=False), COLOURS.values(), strict=False):
+        part = part.sort_values("epochs")
+        axis.plot(part.epochs, part[metric], marker="o", color=colour, label=method)
+    axis.set(xscale="log", xlabel="epochs, each with its own full schedule", ylabel=f"{metric} (%), validation")
+    axis.set(ylim=(0, 101), xticks=sorted(table.epochs.unique()))
+    axis.set_xticklabels(sorted(table.epochs.unique()))
+    axis.minorticks_off()
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
 def attribute_bars(table: pd.DataFrame, chance: Mapping[str, float]) -> Figure:
     """Agreement of the first hit with the target in percent, with intervals, beside chance.
 

@@ -16,7 +16,7 @@ MARKERS = "osD^vP"
 
 def interval_panels(
     table: pd.DataFrame, panel: str, row: str, colour: str, xlabel: str = "", lines: Mapping[str, float] | None = None,
-    columns: int = 3,
+    columns: int = 3, share_x: bool = False,
 ) -> Figure:  # fmt: skip
     """Values with their intervals: a panel per measure, a line per row, a colour and a marker per group.
 
@@ -24,13 +24,14 @@ def interval_panels(
         table: columns value, low, high, and those named by `panel`, `row` and `colour`; NaN is left out.
         lines: panel -> place of a vertical line there, such as no difference or chance.
         columns: panels beside each other.
+        share_x: one scale for all panels.
     """
     panels, rows, groups = (list(dict.fromkeys(table[name])) for name in (panel, row, colour))
     wide = min(columns, len(panels))
     deep = -(-len(panels) // wide)
     height = 0.75 + len(rows) * max(0.3, 0.17 * len(groups))
     figure, axes = plt.subplots(
-        deep, wide, figsize=(1.4 + 2.9 * wide, 0.5 + height * deep), sharey=True, squeeze=False
+        deep, wide, figsize=(1.4 + max(2.9 * wide, 5.2), 0.5 + height * deep), sharex=share_x, sharey=True, squeeze=False,
     )  # fmt: skip
     for axis, name in zip(axes.flat, panels, strict=False):
         for i, group in enumerate(groups):
@@ -70,7 +71,7 @@ def order_slopes(values: pd.DataFrame, xlabel: str = "") -> Figure:
             if same[0] == method:
                 axis.text(x[place] + gap, row.iloc[place], ", ".join(same), ha=side, va="center", fontsize=10)
     axis.set(xticks=x, xticklabels=values.columns, yticks=range(1, len(values) + 1), ylabel="place", xlabel=xlabel)
-    axis.set(xlim=(-1.3, len(x) + 0.3), ylim=(len(values) + 0.4, 0.6))
+    axis.set(xlim=(-1.4, len(x) + 0.3), ylim=(len(values) + 0.4, 0.6))
     axis.grid(axis="x", visible=False)
     return figure
 

@@ -37,7 +37,8 @@ def share_bars(panels: Mapping[str, pd.DataFrame], xlabel: str) -> Figure:
             axis.barh(table.index, values, left=left, color=colour, label=level)
             for y, (start, value) in enumerate(zip(left, values, strict=True)):
                 if value >= 6:
-                    axis.text(start + value / 2, y, f"{value:.0f}", ha="center", va="center", fontsize=8)
+                    ink = "white" if level == "nothing of it" else "black"
+                    axis.text(start + value / 2, y, f"{value:.0f}", ha="center", va="center", fontsize=8, color=ink)
             left += values
         axis.set(title=title, xlabel=xlabel, xlim=(0, 100))
         axis.grid(False, axis="y")
@@ -51,33 +52,36 @@ def zone_curves(
     zones: Sequence[Mapping[str, tuple[int, int]]],
     titles: Sequence[str],
 ) -> Figure:
-    """A panel per query: its scores in descending order, coloured by the truth, and where the zones lie.
+    """A panel per query: its scores in descending order, the target, and below them zones and levels by place.
 
     Args:
         curves: scores [G] in descending order, the level of each (:data:`LEVELS`), and the target's place.
         zones: name -> (first, last) place, last excluded, for each query.
     """
-    figure, axes = plt.subplots(1, len(curves), figsize=(0.6 + 3.7 * len(curves), 4.1), sharey=True, squeeze=False)
-    shades = dict(zip(zones[0], (COLOURS["blue"], COLOURS["purple"], COLOURS["green"]), strict=False))
-    for axis, (scores, levels, target), spans, title in zip(axes[0], curves, zones, titles, strict=True):
+    figure, axes = plt.subplots(
+        2, len(curves), figsize=(1.4 + 3.5 * len(curves), 4.6), sharex="col", sharey="row", height_ratios=(2, 1.2),
+        squeeze=False,
+    )  # fmt: skip
+    names = list(zones[0])
+    shades = dict(zip(names, (COLOURS["blue"], COLOURS["purple"], COLOURS["yellow"]), strict=False))
+    shown = [level for level in LEVELS if level != "nothing of it"]
+    for (upper, lower), (scores, levels, target), spans, title in zip(axes.T, curves, zones, titles, strict=True):
         places, levels = np.arange(1, len(scores) + 1), np.asarray(levels)
-        axis.plot(places, scores, color="black", linewidth=0.8, zorder=1)
-        for level in reversed(LEVELS):
-            chosen = levels == level
-            axis.scatter(places[chosen], scores[chosen], s=9, color=LEVELS[level], zorder=2, linewidth=0)
-        axis.scatter(
-            [target + 1], [scores[target]], marker="*", s=150, color=COLOURS["green"], edgecolor="black", zorder=3
-        )
-        for k, (name, (first, last)) in enumerate(spans.items()):
-            axis.axvspan(first + 1, last, 0.02 + 0.06 * k, 0.07 + 0.06 * k, color=shades[name], linewidth=0)
-        axis.set(xlabel="place in the ranking", title=title)
-        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        upper.plot(places, scores, color="black", linewidth=1.5)
+        upper.scatter([target + 1], [scores[target]], marker="*", s=160, color=COLOURS["green"], ec="black", zorder=3)
+        for k, name in enumerate(names):
+            first, last = spans[name]
+            upper.axvspan(first + 1, last, color=shades[name], alpha=0.12, linewidth=0)
+            lower.barh(k, last - first, left=first + 0.5, height=0.7, color=shades[name])
+        for k, level in enumerate(shown, start=len(names)):
+            where = places[(levels == level) & (places != target + 1)]
+            lower.eventplot(where, lineoffsets=k, linelengths=0.7, linewidths=0.6, color=LEVELS[level])
+        lower.set(xlabel="place in the ranking", yticks=range(len(names) + len(shown)))
+        lower.set_yticklabels([*(f"zone, {name}" for name in names), *shown], fontsize=9)
+        lower.grid(False)
+        upper.set_title(title)
+    axes[1, 0].invert_yaxis()
     axes[0, 0].set_ylabel("score")
-    floor = axes[0, 0].get_ylim()
-    axes[0, 0].set_ylim(floor[0] - 0.13 * (floor[1] - floor[0]), floor[1])
-    handles = [Patch(color=colour, label=f"zone, {name}") for name, colour in shades.items()]
-    star = plt.Line2D([], [], linestyle="", marker="*", markersize=11, color=COLOURS["green"], label="target")
-    _levels_below(figure, [star, *handles])
     return figure
 
 
@@ -125,81 +129,85 @@ def history_panels(panels: Mapping[str, pd.DataFrame]) -> Figure:
 
 
 def intent_bars(table: pd.DataFrame) -> Figure:
-    """Grouped bars with intervals: columns model, kind, value, low, high."""
-    kinds, models = list(dict.fromkeys(table.kind)), list(dict.fromkeys(table.model))
-    figure, axis = plt.subplots(figsize=(7.4, 3.6))
+    """Grouped bars with intervals, a panel per attribute: columns attribute, model, kind, value, low, high."""
+    attributes, kinds, models = (list(dict.fromkeys(table[c])) for c in ("attribute", "kind", "model"))
+    figure, axes = plt.subplots(
+        1, len(attributes), figsize=(1 + 2.9 * len(attributes), 3.6), sharey=True, squeeze=False
+    )
     width = 0.8 / len(kinds)
-    for k, (kind, colour) in enumerate(zip(kinds, COLOURS.values(), strict=False)):
-        part = table[table.kind == kind].set_index("model").loc[models]
-        places = np.arange(len(models)) + (k - (len(kinds) - 1) / 2) * width
-        spread = np.abs([part.value - part.low, part.high - part.value])
-        axis.bar(places, part.value, width, yerr=spread, color=colour, capsize=3, label=kind)
-    axis.set(xticks=range(len(models)), xticklabels=models, ylabel="cosine of two queries")
-    axis.axhline(0, color="black", linewidth=0.8)
-    axis.grid(False, axis="x")
-    axis.legend(ncols=len(kinds), loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False, fontsize=9)
+    for axis, attribute in zip(axes[0], attributes, strict=True):
+        for k, (kind, colour) in enumerate(zip(kinds, COLOURS.values(), strict=False)):
+            part = table[(table.kind == kind) & (table.attribute == attribute)].set_index("model").loc[models]
+            places = np.arange(len(models)) + (k - (len(kinds) - 1) / 2) * width
+            spread = np.abs([part.value - part.low, part.high - part.value])
+            axis.bar(places, part.value, width, yerr=spread, color=colour, capsize=3, label=kind)
+        axis.set(xticks=range(len(models)), xticklabels=models, title=attribute)
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.grid(False, axis="x")
+    axes[0, 0].set_ylabel("cosine of two queries")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(kinds), fontsize=9, frameon=False)
     return figure
 
 
 def accuracy_maps(panels: Mapping[str, pd.DataFrame]) -> Figure:
     """Heat maps of accuracies in percent with the same colours: rows are features, columns attributes."""
-    rows, columns = (max(table.shape[k] for table in panels.values()) for k in (0, 1))
+    panels = {title: table.dropna(axis=1, how="all") for title, table in panels.items()}
+    widths = [table.shape[1] for table in panels.values()]
+    rows = max(len(table) for table in panels.values())
     figure, axes = plt.subplots(
-        1,
-        len(panels),
-        figsize=(2 + (0.85 * columns + 0.5) * len(panels), 1.5 + 0.45 * rows),
-        sharey=True,
-        squeeze=False,
-    )
+        1, len(panels), figsize=(2.4 + 0.8 * sum(widths), 1.4 + 0.42 * rows), sharey=True, squeeze=False,
+        width_ratios=widths,
+    )  # fmt: skip
     for axis, (title, table) in zip(axes[0], panels.items(), strict=True):
-        sns.heatmap(table, ax=axis, annot=True, fmt=".0f", vmin=0, vmax=100, cmap="viridis", cbar=axis is axes[0, -1],
-                    cbar_kws={"label": "accuracy (%)"})  # fmt: skip
+        sns.heatmap(table, ax=axis, annot=True, fmt=".0f", vmin=0, vmax=100, cmap="viridis", cbar=False)
         axis.set(title=title, xlabel="", ylabel="")
-        axis.tick_params(axis="x", rotation=0)
-        axis.tick_params(axis="y", rotation=0)
+        axis.tick_params(axis="x", rotation=0, labelsize=9)
+        axis.tick_params(axis="y", rotation=0, labelsize=9)
     return figure
 
 
 def pass_maps(
-    images: Sequence[Image], maps: Sequence[Sequence[np.ndarray | None]], passes: Sequence[str], texts: Sequence[str],
-    regions: Sequence[Sequence[np.ndarray]] = (),
-) -> Figure:  # fmt: skip
-    """A row per query: the reference, and the attention map [h,w] of each pass over it; None where there is no pass.
+    images: Sequence[Image],
+    maps: Sequence[Sequence[np.ndarray]],
+    passes: Sequence[str],
+    heads: Sequence[str],
+    regions: Sequence[Sequence[np.ndarray]],
+) -> Figure:
+    """A row per model: the reference, and the attention map [h,w] of each pass over it.
 
     Args:
-        regions: for each query masks [H,W] of the picture whose outlines are drawn into every map.
+        regions: like ``maps``, masks [H,W] of the picture whose outlines are drawn into the maps.
     """
     figure, axes = plt.subplots(
-        len(images), len(passes) + 1, figsize=(1.75 * (len(passes) + 1), 2.05 * len(images) + 0.3), squeeze=False
+        len(images), len(passes) + 1, figsize=(1.75 * (len(passes) + 1), 1.85 * len(images) + 0.3), squeeze=False
     )
-    for i, (row, image, shown, text) in enumerate(zip(axes, images, maps, texts, strict=True)):
+    for row, image, shown, head, masks in zip(axes, images, maps, heads, regions, strict=True):
         box = (-0.5, image.width - 0.5, image.height - 0.5, -0.5)
-        for axis, weights in zip(row, (np.zeros((1, 1)), *shown), strict=True):
+        for axis in row:
             blank(axis)
-            if weights is None:
-                axis.set_axis_off()
-                continue
             axis.imshow(image, interpolation="nearest")
-            if axis is not row[0]:
-                axis.imshow(weights, cmap="magma", alpha=0.65, extent=box, interpolation="bilinear", vmin=0)
-                for mask in regions[i] if len(regions) else ():
-                    axis.contour(mask, [0.5], colors="white", linewidths=1)
-        head = row[0].text(0, 1.04, f"“{text}”", transform=row[0].transAxes, fontsize=9)
-        head.set_in_layout(False)
-    for axis, name in zip(axes[-1], ("reference", *passes), strict=True):
-        axis.text(0.5, -0.06, name, transform=axis.transAxes, ha="center", va="top", fontsize=9)
+        for axis, weights, mask in zip(row[1:], shown, masks, strict=True):
+            axis.imshow(weights, cmap="magma", alpha=0.65, extent=box, interpolation="bilinear", vmin=0)
+            axis.contour(mask, [0.5], colors="white", linewidths=1)
+        row[0].set_ylabel(head, fontsize=10)
+    for axis, name in zip(axes[0], ("reference", *passes), strict=True):
+        axis.set_title(name, fontsize=9)
     return figure
 
 
-def zone_panels(panels: Mapping[str, Mapping[str, pd.DataFrame]], xlabels: Sequence[str]) -> Figure:
-    """A panel per quantity and column per way of moving the zone: lines per reading over the zone's parameter.
+def zone_panels(
+    panels: Mapping[str, Mapping[str, pd.DataFrame]], xlabels: Sequence[str], logarithmic: Sequence[str] = ()
+) -> Figure:
+    """A row per quantity, a column per way of moving the zone: lines per reading over the zone's parameter.
 
     Args:
         panels: quantity -> {how the zone moves -> table with the parameter as index and a column per reading}.
+        logarithmic: quantities on a logarithmic axis.
     """
     moves = list(next(iter(panels.values())))
     figure, axes = plt.subplots(
-        len(panels), len(moves), figsize=(1 + 3.9 * len(moves), 0.8 + 1.9 * len(panels)), sharey="row", sharex="col",
+        len(panels), len(moves), figsize=(1 + 3.7 * len(moves), 1 + 1.9 * len(panels)), sharey="row", sharex="col",
         squeeze=False,
     )  # fmt: skip
     for row, (quantity, tables) in zip(axes, panels.items(), strict=True):
@@ -207,14 +215,16 @@ def zone_panels(panels: Mapping[str, Mapping[str, pd.DataFrame]], xlabels: Seque
             for name, colour, marker in zip(tables[move].columns, COLOURS.values(), "os^", strict=False):
                 axis.plot(tables[move].index, tables[move][name], marker=marker, color=colour, label=name)
         row[0].set_ylabel(quantity)
-    for axis, move, xlabel in zip(axes[0], moves, xlabels, strict=True):
-        axis.set_title(move)
-        axes[-1, moves.index(move)].set_xlabel(xlabel)
+        if quantity in logarithmic:
+            row[0].set_yscale("log")
+    for column, move, xlabel in zip(axes.T, moves, xlabels, strict=True):
+        column[0].set_title(move)
+        column[-1].set_xlabel(xlabel)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False)
     return figure
 
 
-def _levels_below(figure: Figure, more: Sequence = ()) -> None:
+def _levels_below(figure: Figure) -> None:
     handles = [Patch(color=colour, label=level) for level, colour in LEVELS.items()]
-    figure.legend(handles=[*handles, *more], loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
