@@ -91,7 +91,8 @@ def peak_memory() -> float:
 
 def main() -> None:
     threads = torch.get_num_threads()
-    print(f"{threads} threads, {peak_memory():.0f} MB held before any work\n18,000 queries x 18,000 images of 8 tokens x 64 dimensions, with scoring and drawing:")
+    print(f"{threads} threads, {peak_memory():.0f} MB held before any work")
+    print("18,000 queries x 18,000 images of 8 tokens x 64 dimensions, with scoring and drawing:")
     print(f"  {scoring():.1f} s, peak memory of the process {peak_memory():.0f} MB")
     print("zones and one draw from ready scores, milliseconds a query:")
     for corpus in (6_000, 17_000):

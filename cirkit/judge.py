@@ -120,10 +120,11 @@ def agreements(score1: Any, score2: Any, preferred: Any) -> np.ndarray:
 
 
 def _by_grade(pool: np.ndarray, grades: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` distinct images of the pool; each draws a grade that is left, evenly, then an image of it."""
+    """`count` distinct images of the pool, in random order; each draws a grade that is left, then an image of it."""
     strata = [list(rng.permutation(pool[grades[pool] == grade])) for grade in np.unique(grades[pool])]
     drawn = []
     for _ in range(count):
         strata = [stratum for stratum in strata if stratum]
         drawn.append(strata[rng.integers(len(strata))].pop())
-    return np.array(drawn)
+    # the best grades run out first, and must not all be in the first set
+    return rng.permutation(drawn)

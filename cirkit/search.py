@@ -4,8 +4,9 @@
 their validation R@1 to <results>/search. (The switches of conesep-adapted were found before, in more tries on the same
 split and seed: results/reference/exploration.csv.) Other tables: ``changes``, ConeSep from ``paper`` to ``adapted``
 one change at a time; ``regime``, with and without unlearning on a model that already composes; ``budgets``, longer
-trainings of the pair objectives. Methods that add a drawn negative to another take the rate of that one. Runs that are
-there are loaded, so several processes may share the work (``--part``).
+trainings of the pair objectives. Methods that add a drawn negative to another take the rate of that one, and
+``qure-released`` that of ``qure``. Runs that are there are loaded, so several processes may share the work
+(``--part``).
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ from cirkit.records import load_metrics
 from cirkit.runs import train_or_load
 
 SEED, RATES = 100, (0.0, 0.5)
-METHODS = (
-    "conesep-released", "conesep-paper", "conesep-adapted", "qure-released", "qure", "dqe", "rcl", "infonce",
-)  # fmt: skip
+METHODS = ("conesep-released", "conesep-paper", "conesep-adapted", "qure", "dqe", "rcl", "infonce")
 LEARNING_RATES = (1e-4, 5e-4, 1e-3, 3e-3)
 
 _POOL = {"draws", "boundary_every", "pool"}

@@ -62,6 +62,14 @@ def test_every_grade_of_the_pool_is_as_likely(world):
     assert (by_row["nunique"] > 1).all() and 0.35 < by_row["mean"].mean() < 0.65
 
 
+def test_neither_set_is_favoured_where_the_best_images_run_out(world):
+    truth, val = world
+    drawn = draw_pairs(truth, val, per_query=150, kept=0.6, size=5)
+    assert abs((drawn["grade1"] - drawn["grade2"]).mean()) < 0.02
+    by_place = relevance(truth, [val.references[0]], [val.targets[0]], val.galleries[val.categories[0]])[0]
+    assert 0 < (by_place == 1).sum() < 10  # so that they do run out
+
+
 def test_small_galleries_and_splits_without_targets_are_refused(world):
     truth, val = world
     with pytest.raises(DataError, match="a gallery of 20 is too small for two sets"):

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import NullLocator
 
 from cirkit.plots.style import COLOURS
 from cirkit.plots.zones import LEVELS
@@ -36,27 +37,26 @@ def drop_curves(
 ) -> Figure:
     """Rankings of some queries, a column each, by some models, a row each, with the zone between two drops.
 
+    The axis of places is stretched at both ends of the ranking.
+
     Args:
         rows: model -> for each query its scores [G] in descending order, the level of each image (:data:`LEVELS`), the
             target's place, and the zone's first and last place (excluded).
     """
     columns = len(titles)
     figure, axes = plt.subplots(
-        len(rows),
-        columns,
-        figsize=(0.8 + 3.5 * columns, 1 + 2.7 * len(rows)),
-        sharex="col",
-        sharey="row",
-        squeeze=False,
+        len(rows), columns, figsize=(0.8 + 3.7 * columns, 1 + 2.7 * len(rows)), sharey="row", squeeze=False
     )
     for line, (model, curves) in zip(axes, rows.items(), strict=True):
         for axis, (scores, levels, target, (first, last)) in zip(line, curves, strict=True):
-            places, levels = np.arange(1, len(scores) + 1), np.asarray(levels)
-            axis.axvspan(first + 0.5, last + 0.5, color=ZONE, alpha=0.13, linewidth=0)
-            for place in (first, last):  # a drop lies between this place and the one before
-                if 0 < place < len(scores):
-                    axis.plot([place + 0.5] * 2, scores[[place - 1, place]], color=ZONE, linewidth=2.5, zorder=3)
-                axis.axvline(place + 0.5, color=ZONE, linewidth=0.8, linestyle="--")
+            size, levels = len(scores), np.asarray(levels)
+            places = (np.arange(size) + 0.5) / size
+            edges = np.clip([first / size, last / size], 0.2 / size, 1 - 0.2 / size)
+            axis.axvspan(*edges, color=ZONE, alpha=0.13, linewidth=0)
+            for place, edge in zip((first, last), edges, strict=True):  # the drop lies between this place and the last
+                axis.axvline(edge, color=ZONE, linewidth=0.8, linestyle="--")
+                if 0 < place < size:
+                    axis.plot([edge] * 2, scores[[place - 1, place]], color=ZONE, linewidth=3, zorder=3)
             axis.plot(places, scores, color="black", linewidth=0.6, zorder=1)
             for level in reversed(LEVELS):
                 chosen = levels == level
@@ -64,10 +64,14 @@ def drop_curves(
                     places[chosen], scores[chosen], s=10, color=LEVELS[level], zorder=2, linewidth=0, rasterized=True
                 )
             axis.scatter(
-                [target + 1], [scores[target]], marker="*", s=150, color=COLOURS["green"], edgecolor="black", zorder=4
+                places[target], scores[target], marker="*", s=150, color=COLOURS["green"], edgecolor="black", zorder=4
             )
-            axis.set_xscale("log")
-            axis.xaxis.set_major_formatter("{x:g}")
+            # as much room for the last ten images as for the first ten
+            axis.set_xscale("logit")
+            shown = [k for k in (1, 10, 100, size // 2, size - 99, size - 9, size) if 1 <= k <= size]
+            axis.set_xticks([(k - 0.5) / size for k in shown], [str(k) for k in shown], fontsize=8)
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.set_xlim(0.3 / size, 1 - 0.3 / size)
         line[0].set_ylabel(f"{model}\nscore", fontsize=10)
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontsize=10)
@@ -118,7 +122,7 @@ def drop_histograms(panels: Mapping[str, Mapping[str, np.ndarray]], xlabels: Seq
             weights = np.full(len(values), 100 / len(values))
             axis.hist(values, edges, weights=weights, color=colour, label=name, **style)
         axis.set(title=title, xlabel=xlabel)
-    axes[0, 0].set_ylabel("queries (%)")
+    axes[0, 0].set_ylabel("share (%)")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False)
     return figure

@@ -30,9 +30,8 @@ def interval_panels(
     wide = min(columns, len(panels))
     deep = -(-len(panels) // wide)
     height = 0.75 + len(rows) * max(0.3, 0.17 * len(groups))
-    figure, axes = plt.subplots(
-        deep, wide, figsize=(1.4 + max(2.9 * wide, 5.2), 0.5 + height * deep), sharex=share_x, sharey=True, squeeze=False,
-    )  # fmt: skip
+    size = (1.4 + max(2.9 * wide, 5.2), 0.5 + height * deep)
+    figure, axes = plt.subplots(deep, wide, figsize=size, sharex=share_x, sharey=True, squeeze=False)
     for axis, name in zip(axes.flat, panels, strict=False):
         for i, group in enumerate(groups):
             part = table[(table[panel] == name) & (table[colour] == group)].dropna(subset=["value"])
