@@ -23,6 +23,7 @@ WORLDS = ("garments", "scenes")
 
 # seconds of one step with one thread, two at once on two cores; for the announcements only
 SECONDS = {"world": 30, "task_and_data": 30, "noise_injection": 40, "train": 60, "look": 70, "report": 20}
+SLOW_LOOKS = {"12_satisfaction": 130}  # trains one run of its own
 SLOW_METHODS = {"conesep-released": 130, "conesep-paper": 90, "qure": 85, "dqe": 110}
 
 
@@ -269,7 +270,8 @@ else:
 
 def seconds_of(rule, run):
     """What a step takes, for the announcements."""
-    return SLOW_METHODS.get(RUNS[run]["METHOD"], SECONDS[rule]) if rule == "train" else SECONDS[rule]
+    own = SLOW_METHODS.get(RUNS[run]["METHOD"]) if rule == "train" else SLOW_LOOKS.get(run)
+    return own or SECONDS[rule]
 
 
 onstart:
@@ -409,10 +411,12 @@ rule look:
         look="|".join(LOOKED_AT),
     params:
         options=as_options({"BACKBONE": BACKBONE}),
+    resources:
+        seconds=lambda wildcards: seconds_of("look", wildcards.look),
     threads: THREADS
     priority: 3
     shell:
-        'say "notebook {wildcards.look}" {SECONDS[look]}; '
+        'say "notebook {wildcards.look}" {resources.seconds}; '
         "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} || stopped {log}"
 
 

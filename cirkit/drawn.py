@@ -83,7 +83,7 @@ class DrawnNegatives(nn.Module):
 
 
 def drawn_negatives(kind: Kind, definitions: int = 6, corpus: Corpus | None = None) -> DrawnNegatives:
-    """Negatives of one kind as its paper has them: `random` ones, QuRe's `twodrop` or DQE-CIR's `midzone`.
+    """Negatives of one kind: `random` ones, from QuRe's zone (`twodrop`, as in the paper) or DQE-CIR's (`midzone`).
 
     Raises:
         ValueError: another kind.
@@ -96,4 +96,4 @@ def drawn_negatives(kind: Kind, definitions: int = 6, corpus: Corpus | None = No
 
 def default_corpus(triplets: TripletSet) -> Corpus:
     """What the released code of QuRe draws from on data of this kind."""
-    return "targets" if len(set(triplets.categories)) > 1 else "split"
+    return "targets" if any(triplets.categories) else "split"

@@ -19,6 +19,7 @@ from torch import Tensor
 from cirkit.data.triplets import TripletSet
 from cirkit.features import FeatureStore
 from cirkit.methods.base import Method
+from cirkit.ranks import refuse_non_finite
 from cirkit.retrieval import encode_images, encode_queries
 
 Corpus = Literal["targets", "split"]
@@ -109,7 +110,8 @@ def draw(scores: Tensor, ordered: Tensor, zone: Zone, own: Tensor, count: int, r
     inside = (zone.first <= rank) & (rank < zone.last)
     sizes = zone.sizes - inside.long()
     if not (sizes > 0).all():
-        raise ValueError("a query has no negative to draw: its corpus holds nothing but its own target")
+        lacking = int((sizes <= 0).sum())
+        raise ValueError(f"{lacking} queries have no negative to draw: nothing but their own target to draw from")
     ranks = torch.from_numpy(_distinct(sizes.cpu().numpy(), count, rng)).to(scores.device) + zone.first[:, None]
     ranks += (inside[:, None] & (ranks >= rank[:, None])).long()
     return torch.stack([_at(scores, ordered, ranks[:, k]) for k in range(count)], dim=1)
@@ -155,12 +157,18 @@ def mine(
     sizes, fallback = torch.empty(n, dtype=torch.long), torch.empty(n, dtype=torch.long)
     queries = encode_queries(method, triplets, store)
     for rows, images in corpora(triplets, corpus):
+        if len(images) < 2 + exclude_reference:
+            name = triplets.categories[rows[0]] or triplets.name
+            raise ValueError(
+                f"no negatives can be drawn for {name!r}: its corpus ({corpus!r}) has {len(images)} images"
+            )
         tokens, places = encode_images(method, images, store), {image: k for k, image in enumerate(images)}
         where = torch.from_numpy(store.rows(images))
         for start in range(0, len(rows), chunk):
             part = rows[start : start + chunk]
             own = torch.tensor([places[triplets.targets[row]] for row in part], device=tokens.device)
             scores = corpus_scores(queries[torch.from_numpy(part).to(queries.device)], tokens)
+            refuse_non_finite((~torch.isfinite(scores)).sum(), scores.numel())
             if exclude_reference:
                 sources = [places.get(triplets.references[row], -1) for row in part]
                 kept = [(i, j) for i, j in enumerate(sources) if j >= 0 and j != int(own[i])]

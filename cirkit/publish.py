@@ -40,10 +40,8 @@ def write_tables(folder: Path) -> None:
     if (table.method == "rcl").any():
         rest = table[~table.method.str.contains("infonce") & ~table.method.str.startswith("oracle")]
         differences = pd.concat([differences, paired(rest, "rcl")], ignore_index=True)
-    for (
-        plain,
-        control,
-    ) in DRAWN.items():  # what the zone of a drawn negative adds, beyond one negative more or the split
+    # what the zone of a drawn negative adds, beyond one negative more or the split
+    for plain, control in DRAWN.items():
         rest = table[table.method.str.startswith(f"{plain}+") | (table.method == control)]
         if (rest.method == control).any():
             differences = pd.concat([differences, paired(rest, control)], ignore_index=True)
@@ -69,11 +67,7 @@ def write_tables(folder: Path) -> None:
         alone = part.method.isin([*DRAWN, *PAIRS])
         for suffix, rows, see in (
             ("", part[~drawn], "How fast R@1 falls as more training triplets are wrong."),
-            (
-                "_drawn",
-                part[drawn | alone] if drawn.any() else part[:0],
-                "One drawn negative a query, alone or beside the batch.",
-            ),
+            ("_drawn", part[(drawn | alone) & drawn.any()], "One drawn negative a query, alone or beside the batch."),
         ):
             if len(rows):
                 figure = recall_by_rate(rows)

@@ -74,7 +74,7 @@ def read_cirr_submission(path: str | Path) -> tuple[str, dict[str, tuple[str, ..
         DataError: the file is not of that form.
     """
     content = read_json(path)
-    if not isinstance(content, dict) or content.get("version") != "rc2" or content.get("metric") not in CIRR_SIZES:
+    if not isinstance(content, dict) or content.get("version") != "rc2" or content.get("metric") not in [*CIRR_SIZES]:
         raise DataError(f"{path} has no version rc2 and metric {' or '.join(CIRR_SIZES)}.")
     metric = content["metric"]
     lists = {pair: names for pair, names in content.items() if pair not in ("version", "metric")}
@@ -114,7 +114,11 @@ def read_circo_submission(path: str | Path) -> dict[str, tuple[str, ...]]:
         raise DataError(f"{path} holds {kind_of(content)}, not an object of query ids.")
     if strange := [key for key in content if not key.isdecimal()]:
         raise DataError(f"{path} has {first_ids(strange)} among its query ids, which are numbers in CIRCO.")
-    return {query: tuple(map(str, _entries(path, query, images, int))) for query, images in content.items()}
+    lists = {query: tuple(map(str, _entries(path, query, images, int))) for query, images in content.items()}
+    for query, images in lists.items():
+        if wrong := [image for image in images if not image.isdecimal() or len(image) > 12]:
+            raise DataError(f"query {query} of {path} names {first_ids(wrong)}, which are no numbers of COCO's images.")
+    return lists
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -69,7 +69,7 @@ class TrainConfig:
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule {self.schedule!r} is none of {', '.join(SCHEDULES)}")
         if self.batch_size == 1:
-            raise ValueError("batch_size must be at least 2: the negatives of a triplet are the others of its batch")
+            raise ValueError("batch_size must be at least 2: most methods take their negatives from the batch")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be from 0 to 2**64 - 1, got {self.seed}")
         if not 0 < self.warmup < 1:

@@ -202,6 +202,7 @@ def test_attribute_losses_reach_the_images_only_if_asked(small_backbone, attache
         ({"margin": -0.1}, "margin must not be negative, got -0.1"),
         ({"lambda_rank": -1}, "lambda_rank must not be negative"), ({"definitions": 0}, "definitions must be greater"),
         ({"attributes": ()}, r"one or more different names, .* got \[\]"),
+        ({"attributes": ("loss=hot,warm", "shape")}, r"none of pair, rank, loss, .*got \['loss', 'shape'\]"),
         ({"temperature": 0}, "temperature must be greater"),
         ({"variant": "released"}, "method 'dqe' has no variant 'released'; it has paper"),
     ],

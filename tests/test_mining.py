@@ -212,3 +212,23 @@ def test_resuming_within_a_period_goes_on_with_its_draws(world, small_backbone, 
         resumed, epochs = trained(folder)
         assert resumed.loss.tolist() == whole.loss.tolist()
         assert len(epochs) == 6 - stop and all(torch.equal(a, b) for a, b in zip(epochs, expected[stop:], strict=True))
+
+
+def test_one_named_category_draws_from_its_targets_as_several_do():
+    assert default_corpus(make(["a"], [("x",)], ["t"], ["dress"])) == "targets"
+
+
+def test_a_corpus_without_a_negative_is_named(world):
+    method, triplets, store = world
+    one = triplets.select([0])
+    with pytest.raises(ValueError, match=f"for '{one.categories[0]}': its corpus .'targets'. has 1 images"):
+        mine(method, one, store, whole_corpus, "targets", 1, 0)
+
+
+def test_scores_that_are_no_numbers_are_refused_with_their_count(world):
+    method, triplets, store = world
+    with torch.no_grad():
+        method.backbone.text_projection.bias[0] = torch.nan
+    few = triplets.select(range(3))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        mine(method, few, store, whole_corpus, "split", 1, 0)

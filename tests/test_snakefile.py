@@ -50,7 +50,7 @@ def stand_in(folder: Path) -> Path:
         (folder / "cirkit" / name).parent.mkdir(exist_ok=True)
         (folder / "cirkit" / f"{name}.py").write_text(f"{literal}\n")
     parameters = "\n".join(f"{name} = None" for name in SENT)
-    for name in sorted(path.stem for path in (ROOT / "notebooks").glob("0*.ipynb") if path.stem != "07_training"):
+    for name in sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb") if path.stem != "07_training"):
         write_notebook(folder / "notebooks" / f"{name}.ipynb", ("DATASET = ''", ["parameters"]), ("1", []))
     write_notebook(
         folder / "notebooks" / "07_training.ipynb",

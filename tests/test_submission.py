@@ -155,6 +155,8 @@ def test_what_we_write_passes_the_check_and_so_does_another_order_of_keys(tmp_pa
         ("recall", {"version": ...}, "has no version rc2 and metric recall or recall_subset"),
         ("recall", {"version": "RC2"}, "has no version rc2"),
         ("recall", {"metric": "Recall"}, "has no version rc2 and metric"),
+        ("recall", {"metric": ["recall"]}, "has no version rc2 and metric"),
+        ("recall", {"metric": {}}, "has no version rc2 and metric"),
         ("recall", {"metric": "recall_subset"}, "query 12063 needs 3 distinct names, got 50"),
         ("recall", {"12064": ...}, r"theirs.json lacks 1 queries \(12064\)"),
         ("recall", {"12065": list(GOOD[0])}, r"answers 1 queries \(12065\), which cirr test1 does not ask"),
@@ -211,6 +213,8 @@ def test_a_good_circo_file_is_read_as_ids(tmp_path):
         ({"1": [*range(105, 154), 105]}, "got 49 distinct of 50"),
         ({"1": [*range(105, 154), 7]}, "query 1 names 7, which it cannot be ranked among"),
         ({"1": {"a": 1}}, "query 1 holds an object, not a list"),
+        ({"1": [*range(105, 154), -1]}, "query 1 of .* names -1, which are no numbers of COCO"),
+        ({"1": [*range(105, 154), 10**30]}, "which are no numbers of COCO"),
     ],
 )
 def test_a_file_that_circos_server_refuses_is_refused(tmp_path, changes, message):

@@ -1,7 +1,7 @@
 """DQE-CIR: attribute sub-queries with learned weights, and one negative from the mid zone of each query's ranking.
 
-How it decides what is noise: it does not; every triplet counts as clean. Candidates that score above the given target
-are never negatives, so a wrong target merely loses most of its own.
+How it decides what is noise: it does not; every triplet counts as clean. Once zones are
+defined, candidates that score above the given target are no negatives, as long as any scores below it.
 
 There is no released code, and this follows a summary of the paper: query ``q* = q + w_colour q_colour + w_shape
 q_shape``, mid-zone negatives, and the three kinds of loss are its; all else is an option here, with its default
@@ -29,6 +29,8 @@ from cirkit.mining import Corpus, whole_corpus
 from cirkit.scores import max_over_tokens
 from cirkit.similarity import own_similarity
 
+# columns of the history that an attribute's loss would overwrite
+RESERVED = ("pair", "rank", "loss", "lr", "epoch", "seconds", "note", "s_pos", "s_neg", "temperature", "gradient_norm")
 RANGES = {"linear": lambda raw: raw, "sigmoid": torch.sigmoid, "softplus": F.softplus}
 INVERSES = {
     "linear": lambda w: w,
@@ -83,8 +85,10 @@ class DQEConfig(Method.Config):
 
     def __post_init__(self):
         names = self.names
-        if not names or len({*names, "pair", "rank"}) < len(names) + 2:
-            raise ValueError(f"attributes needs one or more different names, none pair or rank, got {names}")
+        if not names or len({*names, *RESERVED}) < len(names) + len(RESERVED):
+            raise ValueError(
+                f"attributes needs one or more different names, none of {', '.join(RESERVED)}; got {names}"
+            )
         check_positive(self, "temperature", "definitions")
         for name in ("margin", "lambda_rank", "lambda_attribute"):
             if getattr(self, name) < 0:

@@ -36,6 +36,10 @@ class InfoNCERandom(Method):
 
         def __post_init__(self):
             check_positive(self, "temperature", "definitions")
+            if self.negatives != type(self).negatives:
+                raise ValueError(
+                    f"this method draws {type(self).negatives} negatives; {self.negatives!r} has its own name"
+                )
 
     config: Config
 

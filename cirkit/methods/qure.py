@@ -1,6 +1,6 @@
 """QuRe (ICML 2025, arXiv 2507.12416): prefer the target to one image from between the two steepest relevance drops.
 
-How it decides what is noise: it does not. It only spares images that score about as high as the target.
+How it decides what is noise: it does not. Its zone only spares images that score about as high as the target.
 
 Bradley-Terry loss (eq. 3) of the target against one drawn negative; hard negatives are defined anew at some epochs, and
 before the first of them drawn from the whole corpus.
@@ -104,7 +104,8 @@ class QuRe(Method):
     def __init__(self, backbone: Backbone, config: QuReConfig):
         super().__init__(backbone, config)
         start = math.log(config.temperature) if config.temperature_form == "log" else config.temperature
-        self.learned = None if config.temperature_form == "none" else nn.Parameter(torch.tensor(start))
+        learns = config.temperature_form != "none"
+        self.learned = nn.Parameter(torch.tensor(start, device=backbone.device)) if learns else None
         chooser = partial(
             two_drops, threshold=config.threshold, strict=config.below == "score", keep_steepest=config.keep_steepest
         )
@@ -149,7 +150,7 @@ class ReleasedConfig(QuReConfig):
 
 class QuReReleased(QuRe):
     """QuRe as its released code computes it, except for queries without a hard set, where that code fails or takes the
-    places of the query before (:func:`cirkit.two_drops.two_drops`)."""
+    places of the query before, or with nothing in it but ties of the target (:func:`cirkit.two_drops.two_drops`)."""
 
     variants = ("released",)
     Config = ReleasedConfig
