@@ -63,7 +63,9 @@ def _searched() -> str:
         wide.columns = [f"rate {rate:g}, lr {lr:g}" for rate, lr in wide.columns]
         text += (
             f"\n## The search (validation R@1, `make search`)\n\n{wide.to_markdown()}\n\nTaken was the rate with the"
-            " best sum over both noise rates. One seed, so differences below about 4 points mean little.\n"
+            " best sum over both noise rates. One seed, so differences below about 4 points mean little. The rows of"
+            " `conesep-released`, here and below, were made before its negations were put into words that `tiny` knows,"
+            " which helps it under noise.\n"
         )
     for name, title in (
         ("changes", "One change at a time (validation R@1 at shuffle 0.5, `make search ARGS=changes`)"),
