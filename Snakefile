@@ -143,7 +143,6 @@ STUDY_RUNS = [
     *((method, "shuffle", rate) for rate in (0.5, 0.0) for method in ("conesep-released", "conesep-paper", "dqe", "qure")),
     *((method, "shuffle", rate) for method in ("infonce", "rcl") for rate in (0.0, 0.5)),
     *(("conesep-adapted", "shuffle", rate) for rate in (0.0, 0.2, 0.5, 0.8)),
-    ("oracle-rcl", "shuffle", 0.5),
     ("infonce", "hard", 0.5),
 ]
 PLAIN = DATASET == "garments" and BACKBONE == "tiny" and not DATA_ROOT and not LR

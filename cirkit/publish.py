@@ -18,7 +18,7 @@ import pandas as pd
 from cirkit.data.annotations import DataError
 from cirkit.paths import atomic_path, project_root, resolve
 from cirkit.plots import recall_by_epochs, recall_by_rate, save, set_style
-from cirkit.tables import attribute_table, collect, compare, detection_table, every_seed, paired, summarise
+from cirkit.tables import attribute_table, collect, compare, detection_table, every_seed, paired, shown_keys, summarise
 
 BEGIN, END = "<!-- results: written by make reference -->", "<!-- end of results -->"
 # of the figures that every training run draws, those of these runs are shown
@@ -36,15 +36,16 @@ def write_tables(folder: Path) -> None:
     table = collect(folder)
     summary = summarise(table)
     _write_csv(table, folder / "results.csv")
+    shown = shown_keys(table)
     differences = paired(table)
     if (table.method == "rcl").any():
         rest = table[~table.method.str.contains("infonce") & ~table.method.str.startswith("oracle")]
-        differences = pd.concat([differences, paired(rest, "rcl")], ignore_index=True)
+        differences = pd.concat([differences, paired(rest, "rcl", shown=shown)], ignore_index=True)
     # what the zone of a drawn negative adds, beyond one negative more or the split
     for plain, control in DRAWN.items():
         rest = table[table.method.str.startswith(f"{plain}+") | (table.method == control)]
         if (rest.method == control).any():
-            differences = pd.concat([differences, paired(rest, control)], ignore_index=True)
+            differences = pd.concat([differences, paired(rest, control, shown=shown)], ignore_index=True)
     _write_csv(differences, folder / "paired.csv")
     means = differences[differences.seed == "mean"].drop(columns="seed") if len(differences) else differences
     places = dict.fromkeys(("difference", "low", "high", "sd"), 1)

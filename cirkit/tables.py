@@ -116,7 +116,13 @@ def compare(table: pd.DataFrame, reference: pd.DataFrame, metric: str = "R@1") -
     return both.assign(difference=both.value - both.value_expected)
 
 
-def paired(table: pd.DataFrame, baseline: str = "infonce", k: int = 1, runs: Path | None = None) -> pd.DataFrame:
+def paired(
+    table: pd.DataFrame,
+    baseline: str = "infonce",
+    k: int = 1,
+    runs: Path | None = None,
+    shown: list[str] | None = None,
+) -> pd.DataFrame:
     """Difference in R@k between each method and a baseline on the same queries, noise and seeds.
 
     Within a seed the queries' differences are resampled (95 % interval, macro average over categories). The row of
@@ -128,6 +134,7 @@ def paired(table: pd.DataFrame, baseline: str = "infonce", k: int = 1, runs: Pat
         table: tidy metrics.
         baseline: a method; where it comes with several learning rates, the one with most runs.
         runs: folder of the runs, with their ranks per query; ``<results>/runs`` by default. Runs without are left out.
+        shown: the keys of a setting that become columns; those of :func:`shown_keys` by default.
     """
     runs = results_dir() / "runs" if runs is None else runs
     own = ["method", "variant", "changed", "options", "lr"]
@@ -143,9 +150,9 @@ def paired(table: pd.DataFrame, baseline: str = "infonce", k: int = 1, runs: Pat
     )
     if both.duplicated([*own, *settings, "noise_seed", "seed", "split"]).any():
         raise DataError(f"there are several runs of {baseline} for one setting and seed; name one as the baseline.")
-    out = []
+    out, shown = [], shown_keys(table) if shown is None else shown
     for key, part in both.groupby([*own, *settings], sort=True):
-        named = {name: value for name, value in zip([*own, *settings], key, strict=True) if name in shown_keys(table)}
+        named = {name: value for name, value in zip([*own, *settings], key, strict=True) if name in shown}
         a, b = ([hits[i, s] for i, s in zip(part[c], part.split, strict=True)] for c in ("run_id", "run_id_baseline"))
         groups = a[0].index
         differences = []
