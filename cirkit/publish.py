@@ -68,7 +68,11 @@ def write_tables(folder: Path) -> None:
         alone = part.method.isin([*DRAWN, *PAIRS])
         for suffix, rows, see in (
             ("", part[~drawn], "How fast R@1 falls as more training triplets are wrong."),
-            ("_drawn", part[(drawn | alone) & drawn.any()], "One drawn negative a query, alone or beside the batch."),
+            (
+                "_drawn",
+                part[(drawn | alone) & drawn.any() & (part.noise_kind == "shuffle")],
+                "One drawn negative a query, alone or beside the batch.",
+            ),
         ):
             if len(rows):
                 figure = recall_by_rate(rows)

@@ -45,7 +45,8 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
 
     A clean run is the same whichever kind of noise was not applied, and is trained once: each record names the kind
     it was asked for. ``options`` are all options of the method without the variant, as JSON; ``changed`` are those that
-    are not the method's defaults.
+    are not the method's defaults. An option that came after a record was made stands at its default, which has to be
+    what was computed before there was a choice.
 
     Raises:
         DataError: two records of one setting and seed with different numbers.
@@ -64,6 +65,7 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
         frame["backbone"], frame["lr"] = effective["backbone"], effective["train_config"]["lr"]
         frame["variant"] = options.pop("variant")
         own = json.loads(json.dumps(dataclasses.asdict(method_config(p["method"]))))
+        options = {k: v for k, v in own.items() if k != "variant"} | options
         other = [f"{k}={v:.4g}" if type(v) is float else f"{k}={v}" for k, v in options.items() if own.get(k) != v]
         frame["changed"] = ", ".join(sorted(other)) or "none"
         frame["options"] = json.dumps(options, sort_keys=True)

@@ -229,6 +229,13 @@ def test_a_default_that_is_asked_for_by_name_is_the_same_setting(tmp_path):
     assert summarise(table)["R@1"].tolist() == ["55.0 ±7.1 [53.0, 57.0]"]
 
 
+def test_an_option_that_a_record_is_too_old_for_stands_at_its_default(tmp_path):
+    record(tmp_path, 0, 0.5, 50.0, config={"variant": "paper"})
+    record(tmp_path, 1, 0.5, 60.0, config={"variant": "paper", "temperature": 0.07})
+    record(tmp_path, 2, 0.5, 90.0, config={"variant": "paper", "temperature": 0.1})
+    assert summarise(collect(tmp_path))["R@1"].tolist() == ["55.0 ±7.1 [53.0, 57.0]", "90.0 [88.0, 92.0]"]
+
+
 def test_differences_are_written_against_both_baselines(tmp_path, monkeypatch):
     monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
     folder, runs = tmp_path / "study", tmp_path / "results" / "runs"

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
-from cirkit.plots.style import COLOURS
-from cirkit.plots.zones import LEVELS
+from cirkit.plots.style import COLOURS, LEVELS
 
 ZONE = COLOURS["blue"]
 

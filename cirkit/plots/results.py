@@ -45,8 +45,8 @@ def training_history(history: pd.DataFrame, recall: Sequence[str]) -> Figure:
 def recall_by_rate(table: pd.DataFrame, metric: str = "R@1") -> Figure:
     """Recall against noise rate: a line per setting, intervals as bars, single seeds as dots.
 
-    Colour is the method, marker the kind of noise. Settings that differ in anything but the rate are never joined;
-    the legend names whatever differs within a method.
+    Colour and dashes are the method, the marker is the kind of noise. Settings that differ in anything but the rate are
+    never joined; the legend names whatever differs within a method.
 
     Args:
         table: tidy rows of one data set and split with the columns of :data:`cirkit.records.KEYS`, metric, category,
@@ -62,12 +62,15 @@ def recall_by_rate(table: pd.DataFrame, metric: str = "R@1") -> Figure:
     palette = list(COLOURS.values())
     for key, part in rows.groupby(keys, sort=False):
         values = dict(zip(keys, key, strict=True))
-        colour = palette[methods.index(values["method"]) % len(palette)]
+        number = methods.index(values["method"])
+        colour, line = palette[number % len(palette)], ("-", "--", ":")[number // len(palette) % 3]
         marker = "osD^vP"[kinds.index(values["noise_kind"]) % 6]
         mean = part.groupby("noise_rate")[["value", "low", "high"]].mean()
         spread = [mean.value - mean.low, mean.high - mean.value]
         label = ", ".join([values["method"], *(str(values[key]) for key in keys if differs[key][values["method"]])])
-        axis.errorbar(mean.index, mean.value, yerr=spread, marker=marker, capsize=3, color=colour, label=label)
+        axis.errorbar(
+            mean.index, mean.value, yerr=spread, marker=marker, linestyle=line, capsize=3, color=colour, label=label
+        )
         axis.plot(part.noise_rate, part.value, ".", color=colour, alpha=0.5)
     chance = 100 * int(metric.split("@")[1]) / rows.candidates.mean()
     axis.axhline(chance, color=COLOURS["grey"], linestyle=":", label=f"chance ({chance:.2f})")

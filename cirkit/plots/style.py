@@ -17,6 +17,13 @@ COLOURS = {
     "purple": "#CC79A7", "sky": "#56B4E9", "yellow": "#F0E442", "grey": "#666666",
 }  # fmt: skip
 CLEAN, NOISY = COLOURS["blue"], COLOURS["vermilion"]
+# from the target's twin to what has nothing of what was asked
+LEVELS = {
+    "twin of the target": COLOURS["vermilion"],
+    "all that was asked": COLOURS["orange"],
+    "some of it": COLOURS["sky"],
+    "nothing of it": COLOURS["grey"],
+}
 
 
 def set_style() -> None:

@@ -13,15 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from PIL.Image import Image
 
-from cirkit.plots.style import COLOURS, blank
-
-# from the target's twin to what has nothing of what was asked
-LEVELS = {
-    "twin of the target": COLOURS["vermilion"],
-    "all that was asked": COLOURS["orange"],
-    "some of it": COLOURS["sky"],
-    "nothing of it": COLOURS["grey"],
-}
+from cirkit.plots.style import COLOURS, LEVELS, blank
 
 
 def share_bars(panels: Mapping[str, pd.DataFrame], xlabel: str) -> Figure:
