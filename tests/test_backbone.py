@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from golden_backbone import golden_config
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -41,23 +42,7 @@ def small_backbone(seed: int = 0, **changes) -> Backbone:
 def lavis(golden):
     """The golden arrays as tensors, and a backbone that carries their weights."""
     data = {k: torch.from_numpy(v) for k, v in golden("lavis_qformer").items()}
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-    config = BackboneConfig(
-        name="golden",
-        vocabulary=special + tuple(f"w{i}" for i in range(int(data["config_vocab"]) - len(special))),
-        width=int(data["config_hidden"]),
-        layers=int(data["config_layers"]),
-        heads=int(data["config_heads"]),
-        intermediate=int(data["config_intermediate"]),
-        cross_attention_frequency=int(data["config_cross_attention_freq"]),
-        query_tokens=int(data["config_query_tokens"]),
-        embed_dim=int(data["config_embed_dim"]),
-        text_length=int(data["config_max_position"]),
-        layer_norm_eps=float(data["config_layer_norm_eps"]),
-        vision_width=int(data["config_encoder_width"]),
-        vision_layers=0,
-    )
-    backbone = Backbone(config).eval()
+    backbone = Backbone(golden_config(data, int(data["config_query_tokens"]))).eval()
     backbone.ln_vision = nn.Identity()  # the golden image states are already behind that LayerNorm
     state = translate_state({k.removeprefix("state."): v for k, v in data.items() if k.startswith("state.")})
     state["query_tokens"] = data["query_tokens"]

@@ -9,21 +9,20 @@ import re
 import numpy as np
 import pytest
 import torch
+from golden_backbone import golden_backbone
 from golden_tensors import tensors
 from test_methods import random_batch
 
 from cirkit.anchors import NEGATIONS
-from cirkit.backbone import Backbone, BackboneConfig, TokenBatch
+from cirkit.backbone import TokenBatch
 from cirkit.boundary import gaussian_patches
 from cirkit.data.fashioniq import load_fashioniq
 from cirkit.data.images import ImageFolder
 from cirkit.features import build_store
-from cirkit.lavis import translate_state
 from cirkit.losses import infonce, robust_contrastive
 from cirkit.methods import Batch, TrainingView, build_method, method_config
 from cirkit.methods.conesep_config import NUMBERS, SWITCHES, VARIANTS, changes
 from cirkit.noise import corrupt
-from cirkit.presets import load_state
 from cirkit.train_scores import detection_by_epoch
 from cirkit.training import TrainConfig, epoch_order, fit
 from cirkit.unlearning import RELEASED
@@ -47,27 +46,7 @@ def after_warmup(name, backbone, boundary=None, **options):
 def released(golden):
     """The golden arrays, and the released variant on a backbone that carries their weights."""
     lavis, g = tensors(golden("lavis_qformer")), tensors(golden("conesep_end_to_end"))
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-    config = BackboneConfig(
-        name="golden",
-        vocabulary=special + tuple(f"w{i}" for i in range(int(lavis["config_vocab"]) - len(special))),
-        width=int(lavis["config_hidden"]),
-        layers=int(lavis["config_layers"]),
-        heads=int(lavis["config_heads"]),
-        intermediate=int(lavis["config_intermediate"]),
-        cross_attention_frequency=int(lavis["config_cross_attention_freq"]),
-        query_tokens=g["query_tokens"].shape[1],
-        embed_dim=int(lavis["config_embed_dim"]),
-        text_length=int(lavis["config_max_position"]),
-        layer_norm_eps=float(lavis["config_layer_norm_eps"]),
-        vision_width=int(lavis["config_encoder_width"]),
-        vision_layers=0,
-    )
-    backbone = Backbone(config)
-    state = translate_state({k.removeprefix("state."): v for k, v in lavis.items() if k.startswith("state.")})
-    state |= {k: v for k, v in backbone.state_dict().items() if k.startswith("vision_model.")}
-    state |= {"ln_vision.weight": g["ln_vision_weight"], "ln_vision.bias": g["ln_vision_bias"]}
-    load_state(backbone, state | {"query_tokens": g["query_tokens"]}, "conesep_end_to_end")
+    backbone = golden_backbone(lavis, g, "conesep_end_to_end")
     assert backbone.ln_vision.eps == g["layer_norm_eps"]
     method = build_method("conesep-released", backbone).train()
     torch.testing.assert_close(method.negative_prompts.data, g["query_tokens"])

@@ -7,18 +7,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from golden_backbone import golden_backbone
 from golden_tensors import tensors
 from test_methods import random_batch
 
-from cirkit.backbone import Backbone, BackboneConfig, TokenBatch
+from cirkit.backbone import TokenBatch
 from cirkit.data.fashioniq import load_fashioniq
 from cirkit.data.images import ImageFolder
 from cirkit.drawn import definition_epochs
 from cirkit.features import build_store
-from cirkit.lavis import translate_state
 from cirkit.losses import bradley_terry, row_losses
 from cirkit.methods import Batch, build_method
-from cirkit.presets import load_state
 from cirkit.scores import max_over_tokens
 from cirkit.similarity import own_similarity
 from cirkit.training import TrainConfig, fit
@@ -69,27 +68,7 @@ def test_bradley_terry_is_the_two_way_divergence():
 def released(golden):
     """Golden arrays of a whole forward pass, and the released variant on a backbone that carries their weights."""
     lavis, g = tensors(golden("lavis_qformer")), tensors(golden("qure_end_to_end"))
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-    config = BackboneConfig(
-        name="golden",
-        vocabulary=special + tuple(f"w{i}" for i in range(int(lavis["config_vocab"]) - len(special))),
-        width=int(lavis["config_hidden"]),
-        layers=int(lavis["config_layers"]),
-        heads=int(lavis["config_heads"]),
-        intermediate=int(lavis["config_intermediate"]),
-        cross_attention_frequency=int(lavis["config_cross_attention_freq"]),
-        query_tokens=g["query_tokens"].shape[1],
-        embed_dim=int(lavis["config_embed_dim"]),
-        text_length=int(lavis["config_max_position"]),
-        layer_norm_eps=float(lavis["config_layer_norm_eps"]),
-        vision_width=int(lavis["config_encoder_width"]),
-        vision_layers=0,
-    )
-    backbone = Backbone(config)
-    state = translate_state({k.removeprefix("state."): v for k, v in lavis.items() if k.startswith("state.")})
-    state |= {k: v for k, v in backbone.state_dict().items() if k.startswith("vision_model.")}
-    state |= {"ln_vision.weight": g["ln_vision_weight"], "ln_vision.bias": g["ln_vision_bias"]}
-    load_state(backbone, state | {"query_tokens": g["query_tokens"]}, "qure_end_to_end")
+    backbone = golden_backbone(lavis, g, "qure_end_to_end")
     return g, build_method("qure-released", backbone, temperature=float(g["temperature"]))
 
 
