@@ -73,17 +73,46 @@ def query_oriented(
     Returns:
         Scalar.
     """
-    if form == "coordinates":
-        values = composed[:, None, :] * anchors[None, :, :]
-    else:
-        values = (composed * anchors).sum(dim=1)
     low, high = LOWER, UPPER
+    if form == "coordinates":
+        dtype = torch.promote_types(torch.promote_types(composed.dtype, anchors.dtype), torch.float32)
+        total = _OutsideBand.apply(composed.to(dtype), anchors.to(dtype), low, high)
+        return total / (len(anchors) * composed.numel()) / temperature
     if form == "batch_means":
         low, high = similarity_band(targets)
-    elif form not in ("coordinates", "constants"):
+    elif form != "constants":
         raise ValueError(f"query_oriented must be 'coordinates', 'constants' or 'batch_means', got {form!r}")
+    values = (composed * anchors).sum(dim=1)
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     return ((values - high).clamp(min=0) + (low - values).clamp(min=0)).mean() / temperature
+
+
+class _OutsideBand(torch.autograd.Function):
+    """Sum over all i, j, d of how far c_id g_jd lies outside [low, high].
+
+    The B x B x D products are looked at a few queries at a time and not kept: the gradient needs only on which side of
+    the band each lies, and is summed up at once.
+    """
+
+    @staticmethod
+    def forward(ctx, composed: Tensor, anchors: Tensor, low: float, high: float) -> Tensor:
+        total = composed.new_zeros(())
+        to_composed, to_anchors = torch.empty_like(composed), torch.zeros_like(anchors)
+        for start in range(0, len(composed), 16):
+            part = composed[start : start + 16, None]
+            products = part * anchors
+            side, below = (products > high).to(part.dtype), (products < low).to(part.dtype)
+            total += low * below.sum() - high * side.sum()
+            side -= below
+            to_composed[start : start + 16] = (side * anchors).sum(dim=1)
+            to_anchors += (side * part).sum(dim=0)
+        ctx.save_for_backward(to_composed, to_anchors)
+        return total + (to_composed * composed).sum()
+
+    @staticmethod
+    def backward(ctx, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        to_composed, to_anchors = ctx.saved_tensors
+        return upstream * to_composed, upstream * to_anchors, None, None
 
 
 @torch.no_grad()

@@ -86,6 +86,18 @@ def test_query_oriented_losses_equal_a_slow_loop():
         assert query_oriented(composed, anchors, similarity, tau, form).item() == pytest.approx(value, abs=1e-6), form
 
 
+@pytest.mark.parametrize("size", [1, 5, 21])
+def test_the_gradient_of_the_coordinates_is_that_of_the_plain_formula(size):
+    composed, anchors = (F.normalize(torch.randn(size, 7).double(), dim=1).requires_grad_() for _ in range(2))
+    products = composed[:, None] * anchors
+    plain = ((products + 0.002).clamp(min=0) + (-0.007 - products).clamp(min=0)).mean() / 0.1
+    loss = query_oriented(composed, anchors, None, 0.1, "coordinates")
+    torch.testing.assert_close(loss, plain)
+    for ours, expected in zip(*(torch.autograd.grad(x, (composed, anchors)) for x in (loss, plain)), strict=True):
+        assert expected.abs().max() > 0
+        torch.testing.assert_close(ours, expected)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_band_is_in_rising_order_and_takes_no_gradient(sign):
     similarity = (sign * (torch.eye(4) - 0.1)).requires_grad_()
