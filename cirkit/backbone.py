@@ -19,6 +19,7 @@ from transformers.models.blip_2.configuration_blip_2 import Blip2QFormerConfig
 from transformers.models.blip_2.modeling_blip_2 import Blip2QFormerModel, Blip2TextEmbeddings
 
 from cirkit.data.preprocess import Preprocess
+from cirkit.qformer import ImageMemory, image_memory, run
 from cirkit.tokens import WordTokenizer
 from cirkit.towers import build_tower
 
@@ -157,18 +158,24 @@ class Backbone(nn.Module):
         ids, mask = self.tokenizer(texts, self.config.text_length)
         return TokenBatch(ids, mask).to(self.device)
 
+    def image_memory(self, patches: Tensor) -> ImageMemory:
+        """Patch tokens [B,P,Dv] as the passes below use them; they take it in place of patches that several need."""
+        return image_memory(self.qformer, self.ln_vision(patches.to(self.query_tokens.dtype)))
+
     def hidden_states(
         self,
-        patches: Tensor | None = None,
+        patches: Tensor | ImageMemory | None = None,
         texts: Sequence[str] | TokenBatch | None = None,
         queries: Tensor | None = None,
+        wanted: slice = slice(None),
     ) -> Tensor:
         """One Q-Former pass: hidden states [B, N+L, H], query positions first.
 
         Args:
-            patches: image to attend to, [B,P,Dv]; None runs the pass without image.
+            patches: image to attend to, [B,P,Dv], or its memory; None runs the pass without image.
             texts: B texts, or their tokens; None runs the pass without text (L = 0).
             queries: query embeddings [N,H], [1,N,H] or [B,N,H]; None runs a text-only pass (N = 0).
+            wanted: the positions whose states are given back; asking for few of them saves time.
 
         Raises:
             ValueError: if there is neither text nor query, or batch sizes differ.
@@ -176,7 +183,8 @@ class Backbone(nn.Module):
         tokens = texts if texts is None or isinstance(texts, TokenBatch) else self.tokenize(texts)
         if tokens is None and queries is None:
             raise ValueError("a Q-Former pass needs texts or queries")
-        sizes = {len(x) for x in (patches, None if tokens is None else tokens.ids) if x is not None}
+        image = patches[0].keys if isinstance(patches, tuple) else patches
+        sizes = {len(x) for x in (image, None if tokens is None else tokens.ids) if x is not None}
         if queries is not None:
             queries = queries if queries.dim() == 3 else queries.unsqueeze(0)
             sizes |= {len(queries)} - {1}
@@ -191,20 +199,25 @@ class Backbone(nn.Module):
         mask = embeds.new_ones(batch, length)
         if tokens is not None:
             mask = torch.cat([mask, tokens.mask.to(mask.dtype)], dim=1)
-        return self.run_qformer(embeds, mask, length, patches)
+        return self.run_qformer(embeds, mask, length, patches, wanted)
 
-    def run_qformer(self, embeds: Tensor, mask: Tensor, query_length: int, patches: Tensor | None = None) -> Tensor:
+    def run_qformer(
+        self,
+        embeds: Tensor,
+        mask: Tensor,
+        query_length: int,
+        patches: Tensor | ImageMemory | None = None,
+        wanted: slice = slice(None),
+    ) -> Tensor:
         """The Q-Former on ready embeddings [B,S,H], the first ``query_length`` of them queries -> [B,S,H].
 
         Only query positions attend to the image and use the query feed-forward layers. Without ``patches`` every
         position is treated as text, which is what the second passes of SPRC and TME do.
         """
-        return self.qformer(
-            query_embeds=embeds,
-            query_length=0 if patches is None else query_length,
-            attention_mask=mask,
-            encoder_hidden_states=None if patches is None else self.ln_vision(patches.to(self.query_tokens.dtype)),
-        ).last_hidden_state
+        if patches is None:
+            return run(self.qformer, embeds, mask, wanted=wanted)
+        memory = patches if isinstance(patches, tuple) else self.image_memory(patches)
+        return run(self.qformer, embeds, mask, query_length, memory, wanted)
 
     def encode_target(self, patches: Tensor) -> Tensor:
         """Patch tokens [B,P,Dv] -> target tokens [B,N,D], unit norm per token (BLIP-2, image-only pass)."""
@@ -212,12 +225,12 @@ class Backbone(nn.Module):
 
     def compose(
         self,
-        patches: Tensor,
+        patches: Tensor | ImageMemory,
         texts: Sequence[str] | TokenBatch,
         prompts: Tensor | None = None,
         pool: Literal["text", "mean"] = "text",
     ) -> Tensor:
-        """Reference patches [B,P,Dv] and modification texts -> composed query [B,D], unit norm.
+        """Reference patches [B,P,Dv] (or their memory) and modification texts -> composed query [B,D], unit norm.
 
         Args:
             prompts: learned tokens [N',H] or [B,N',H] that take the place of the query tokens.
@@ -225,19 +238,20 @@ class Backbone(nn.Module):
                 projected query positions (QuRe).
         """
         queries = self.query_tokens if prompts is None else prompts
-        hidden = self.hidden_states(patches, texts, queries)
         length = queries.shape[-2]
         if pool == "text":
-            pooled = self.text_projection(hidden[:, length])
+            hidden = self.hidden_states(patches, texts, queries, slice(length, length + 1))
+            pooled = self.text_projection(hidden[:, 0])
         elif pool == "mean":
-            pooled = self.text_projection(hidden[:, :length]).mean(dim=1)
+            hidden = self.hidden_states(patches, texts, queries, slice(length))
+            pooled = self.text_projection(hidden).mean(dim=1)
         else:
             raise ValueError(f"pool must be 'text' or 'mean', got {pool!r}")
         return F.normalize(pooled, dim=-1)
 
     def encode_text(self, texts: Sequence[str] | TokenBatch) -> Tensor:
         """Texts -> [B,D], unit norm, from the text-only pass at [CLS]."""
-        return F.normalize(self.text_projection(self.hidden_states(texts=texts)[:, 0]), dim=-1)
+        return F.normalize(self.text_projection(self.hidden_states(texts=texts, wanted=slice(1))[:, 0]), dim=-1)
 
     # -- identity ----------------------------------------------------------------------------------------------------
 

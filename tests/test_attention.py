@@ -24,14 +24,15 @@ def test_one_head_reproduces_the_layers_output(small_backbone):
     backbone = small_backbone(heads=1)
     patches, seen = torch.randn(3, 5, 24), {}
     layers = backbone.qformer.encoder.layer
-    places, hooks = {"patches": layers[0].crossattention.attention, "words": layers[1].attention.attention}, []
-    for name, layer in places.items():
-        hooks.append(layer.value.register_forward_hook(lambda _m, _i, out, n=name: seen.update({(n, "value"): out})))
-        hooks.append(layer.register_forward_hook(lambda _m, _i, out, n=name: seen.update({(n, "out"): out})))
+    places, hooks = {"patches": layers[0].crossattention, "words": layers[1].attention}, []
+    for name, block in places.items():
+        value, dense = block.attention.value, block.output.dense
+        hooks.append(value.register_forward_hook(lambda _m, _i, out, n=name: seen.update({(n, "value"): out})))
+        hooks.append(dense.register_forward_pre_hook(lambda _m, given, n=name: seen.update({(n, "out"): given[0]})))
     got = attention(backbone, patches, TEXTS)
     for hook in hooks:
         hook.remove()
-    out = {n: (o[0] if isinstance(o, tuple) else o) for (n, kind), o in seen.items() if kind == "out"}
+    out = {name: value for (name, kind), value in seen.items() if kind == "out"}
     torch.testing.assert_close(got.patches[0] @ seen["patches", "value"], out["patches"], atol=1e-5, rtol=1e-4)
     # of self-attention only the text's part is handed out: what is missing is the query tokens' own
     value = seen["words", "value"]

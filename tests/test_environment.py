@@ -193,7 +193,7 @@ ORDER = [
     ["data.scene_drawing", "data.scene_texts", "data.scene_groups", "data.scene_circo", "data.scenes"],
     ["data.splits", "data"],
     ["derangement", "ledger", "clauses", "noise_kinds", "noise"],
-    ["device", "lavis", "tokens", "towers", "backbone", "presets", "features"],
+    ["device", "lavis", "tokens", "towers", "qformer", "backbone", "presets", "features"],
     ["ranks", "scores", "similarity", "bootstrap", "detection", "satisfaction", "evaluation", "losses"],
     ["graded", "judge", "list_scores", "submission", "stage1", "pretrain"],
     ["attention", "boundary", "anchors", "transport", "unlearning", "attributes"],

@@ -15,6 +15,7 @@ from cirkit.data.triplets import TripletSet
 from cirkit.features import FeatureStore
 from cirkit.losses import row_losses
 from cirkit.presets import load_state
+from cirkit.qformer import ImageMemory
 from cirkit.scores import max_over_tokens
 
 
@@ -78,8 +79,8 @@ class Method(nn.Module):
         self.observed: dict[str, Tensor] = {}
         self.terms: dict[str, Tensor] = {}
 
-    def query(self, references: Tensor, texts: Sequence[str] | TokenBatch) -> Tensor:
-        """Reference patches [B,P,Dv] and texts -> composed queries [B,D], unit norm."""
+    def query(self, references: Tensor | ImageMemory, texts: Sequence[str] | TokenBatch) -> Tensor:
+        """Reference patches [B,P,Dv], or their memory, and texts -> composed queries [B,D], unit norm."""
         return self.backbone.compose(references, texts)
 
     def target(self, patches: Tensor) -> Tensor:

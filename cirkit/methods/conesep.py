@@ -21,6 +21,7 @@ from cirkit.drawn import drawn_negatives
 from cirkit.losses import infonce, robust_contrastive
 from cirkit.methods.base import Batch, Method, TrainingView
 from cirkit.methods.conesep_config import ConeSepConfig, MidZoneConfig, PaperConfig, ReleasedConfig, TwoDropConfig
+from cirkit.qformer import ImageMemory
 from cirkit.scores import max_over_tokens
 from cirkit.similarity import own_similarity
 from cirkit.unlearning import unlearning
@@ -86,7 +87,7 @@ class ConeSep(Method):
 
     # -- NBL -----------------------------------------------------------------------------------------------------------
 
-    def anchors(self, references: Tensor, texts: TokenBatch) -> Tensor:
+    def anchors(self, references: Tensor | ImageMemory, texts: TokenBatch) -> Tensor:
         """Negative anchors g [B,D], unit norm: composed with the negative prompts in place of the query tokens."""
         if self.config.negate_text:
             texts = self.negated(texts)
@@ -129,7 +130,10 @@ class ConeSep(Method):
 
     def loss(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
         config = self.config
-        composed, targets = self.query(batch.references, batch.texts), self.target(batch.targets)
+        references: Tensor | ImageMemory = batch.references
+        if config.anchors_train == "all":
+            references = self.backbone.image_memory(references)  # queries and anchors attend to the same
+        composed, targets = self.query(references, batch.texts), self.target(batch.targets)
         similarity = max_over_tokens(composed, targets)
         self.observe(similarity, config.temperature)
         off = similarity.numel() - len(similarity)
@@ -155,7 +159,8 @@ class ConeSep(Method):
         logs["rank"] = rank.item()
         # anchors that train nothing but their own prompts matter only for unlearning
         if config.kappa or config.anchors_train == "all":
-            extra = self.anchor_terms(batch, similarity, composed, targets, noisy)
+            anchors = self.anchors(references, batch.texts)
+            extra = self.anchor_terms(anchors, similarity, composed, targets, noisy)
             weights = {"query_oriented": config.zeta, "target_oriented": config.nu, "unlearning": config.kappa}
             self.terms |= {name: weights[name] * extra[name] for name in weights if name in extra}
             logs |= {name: value.item() for name, value in extra.items()}
@@ -165,11 +170,10 @@ class ConeSep(Method):
         return sum(self.terms.values()), logs
 
     def anchor_terms(
-        self, batch: Batch, similarity: Tensor, composed: Tensor, targets: Tensor, noisy: Tensor | None
+        self, anchors: Tensor, similarity: Tensor, composed: Tensor, targets: Tensor, noisy: Tensor | None
     ) -> dict[str, Tensor]:
         """The terms in which the anchors take part, unweighted, and c_g, mean <c_i, g_i>; ``noisy`` None in warm-up."""
         config = self.config
-        anchors = self.anchors(batch.references, batch.texts)
         c, t = (composed, targets) if config.anchors_train == "all" else (composed.detach(), targets.detach())
         terms = {
             "query_oriented": query_oriented(c, anchors, similarity, config.temperature, config.query_oriented),
