@@ -8,7 +8,7 @@ PYTHON =
 CORES = $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && echo 4 || echo $$n)
 
 # Settings of study and grid; named here so that a misspelt one is an error and not the default run.
-SETTINGS = METHODS RATES KINDS SEEDS DATASET DATA_ROOT BACKBONE DEVICE LR THREADS
+SETTINGS = METHODS RATES KINDS SEEDS DATASET DATA_ROOT BACKBONE DEVICE LR GATE THREADS
 KNOWN = PY VENV PYTHON CORES ARGS $(SETTINGS)
 given = $(if $(findstring command line,$(origin $1)),$1)
 UNKNOWN := $(filter-out $(KNOWN) MAKEFLAGS,$(foreach v,$(.VARIABLES),$(call given,$v)))
@@ -46,7 +46,7 @@ help:
 	@echo 'make test       set up, run the tests'
 	@echo 'make check      the slower checks: style, slow tests, every command of the README'
 	@echo 'make grid       more runs:  make grid METHODS="infonce" RATES="0 0.5" KINDS="shuffle" SEEDS="0 1"'
-	@echo '                also DATASET, DATA_ROOT, BACKBONE, DEVICE, LR; CORES (runs at once; at most 4 by default), THREADS (1)'
+	@echo '                also DATASET, DATA_ROOT, BACKBONE, DEVICE, LR, GATE; CORES (runs at once; at most 4 by default), THREADS (1)'
 	@echo 'make lab        JupyterLab with the notebooks'
 	@echo 'make pretrain   make the stage-1 checkpoint of the tiny backbone again'
 	@echo 'make install    only the environment (.venv);  PYTHON=... names the interpreter to make it from'

@@ -90,7 +90,9 @@ def place_name(word):
     return f"{re.sub(r'[^A-Za-z0-9_]+', '_', Path(word).name)}_{hashlib.sha256(word.encode()).hexdigest()[:6]}"
 
 
-SETTINGS = {"METHODS", "RATES", "KINDS", "SEEDS", "DATASET", "DATA_ROOT", "BACKBONE", "DEVICE", "LR", "THREADS"}
+SETTINGS = {
+    "METHODS", "RATES", "KINDS", "SEEDS", "DATASET", "DATA_ROOT", "BACKBONE", "DEVICE", "LR", "GATE", "THREADS",
+}  # fmt: skip
 if unknown := sorted(set(config) - SETTINGS):
     refuse(f"there is no setting {', '.join(unknown)}; the settings are {', '.join(sorted(SETTINGS))}.")
 
@@ -107,6 +109,9 @@ if BACKBONE not in PRESETS and not Path(BACKBONE).is_dir():
 DATA_ROOT = single("DATA_ROOT", "")
 DEVICE = single("DEVICE", "")
 LR = checked_lr(single("LR", "0"))  # 0: each method's own
+GATE = single("GATE", "")  # evidence by which rows are kept from training; "": none are
+if GATE:
+    checked_name("GATE", GATE, names_in("cirkit/evidence.py", "EVIDENCE"))
 # threads of one run; as many runs go side by side as fit into the cores. With one thread a sum is always taken in the
 # same order, so that numbers do not depend on how many cores a machine has.
 THREADS = int(checked_seed(single("THREADS", 1))) or 1
@@ -121,7 +126,8 @@ def run_of(method, kind, rate, seed):
     """
     backbone = BACKBONE if BACKBONE in PRESETS else place_name(BACKBONE)
     data = f"{DATASET}-{place_name(DATA_ROOT)}" if DATA_ROOT else DATASET
-    name = f"{method}-{backbone}-{data}-{kind}-{rate:g}{f'-lr{LR:g}' if LR else ''}-seed{seed}"
+    extra = f"{f'-lr{LR:g}' if LR else ''}{f'-gate_{GATE}' if GATE else ''}"
+    name = f"{method}-{backbone}-{data}-{kind}-{rate:g}{extra}-seed{seed}"
     parameters = {
         "METHOD": method,
         "BACKBONE": BACKBONE,
@@ -135,6 +141,8 @@ def run_of(method, kind, rate, seed):
         parameters["DATA_ROOT"] = DATA_ROOT
     if LR:
         parameters["LR"] = LR
+    if GATE:
+        parameters["GATE"] = GATE
     return name, parameters
 
 
@@ -145,7 +153,7 @@ STUDY_RUNS = [
     *(("conesep-adapted", "shuffle", rate) for rate in (0.0, 0.2, 0.5, 0.8)),
     ("infonce", "hard", 0.5),
 ]
-PLAIN = DATASET == "garments" and BACKBONE == "tiny" and not DATA_ROOT and not LR
+PLAIN = DATASET == "garments" and BACKBONE == "tiny" and not DATA_ROOT and not LR and not GATE
 if {"METHODS", "RATES", "KINDS", "SEEDS"} & set(config) or not PLAIN:
     kinds = [checked_name("KINDS", kind, KINDS) for kind in several("KINDS", "shuffle")]
     CHOSEN = dict(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cirkit.backbone import Backbone, TokenBatch
@@ -60,6 +61,21 @@ def noise_boundary(composed: Tensor, targets: Tensor, pairs: Literal["all", "mat
             raise ValueError(f"matched pairs need as many references as targets, got {tuple(similarity.shape)}")
         return similarity.diagonal().mean()
     return similarity.mean()
+
+
+def separation(similarity: Tensor, boundary: Tensor, temperature: float = 0.07) -> Tensor:
+    """How badly a boundary tells right from wrong pairs: the loss of a learned boundary (ours), scalar.
+
+    Logistic loss of ``(s_ij - boundary) / tau``, own pairs above and all others below, the mean over own pairs and the
+    mean over others counting alike. Other pairs of a batch are wrong for certain, as Gaussian triplets are.
+
+    Args:
+        similarity: s [B,B]; it takes no gradient, only the boundary does. With a batch of one, the own pair alone.
+    """
+    margins = (similarity.detach().float() - boundary) / temperature
+    own = torch.eye(len(margins), dtype=torch.bool, device=margins.device)
+    loss = F.softplus(-margins[own]).mean()
+    return loss + F.softplus(margins[~own]).mean() if len(margins) > 1 else loss
 
 
 def fidelity(own: Tensor, boundary: float | Tensor, form: Fidelity = "monotone", guard: bool = True) -> Tensor:

@@ -36,14 +36,21 @@ class DrawnNegatives(nn.Module):
     Args:
         chooser: gives the zone. definitions: n_def. corpus: see :func:`cirkit.mining.corpora`; None for what the
             released code of QuRe takes: ``targets`` where triplets have categories (FashionIQ), else ``split`` (CIRR).
+        per_epoch: K, negatives for each triplet in an epoch.
     """
 
     sized_by_data = ("draws", "since")
 
     def __init__(
-        self, chooser: Chooser, definitions: int = 6, corpus: Corpus | None = None, exclude_reference: bool = False
+        self,
+        chooser: Chooser,
+        definitions: int = 6,
+        corpus: Corpus | None = None,
+        exclude_reference: bool = False,
+        per_epoch: int = 1,
     ):
         super().__init__()
+        self.per_epoch = per_epoch
         self.chooser, self.definitions, self.corpus = chooser, definitions, corpus
         self.exclude_reference = exclude_reference
         self.register_buffer("draws", None)  # [n, epochs of the period], rows of the store
@@ -58,7 +65,7 @@ class DrawnNegatives(nn.Module):
         if view.epoch not in starts:
             return {}
         chooser = self.chooser if view.epoch else whole_corpus
-        count = min(start for start in starts if start > view.epoch) - view.epoch
+        count = (min(start for start in starts if start > view.epoch) - view.epoch) * self.per_epoch
         mined = mine(
             method, view.triplets, view.store, chooser, self.corpus or default_corpus(view.triplets), count,
             [view.seed, view.epoch], self.exclude_reference,
@@ -72,14 +79,16 @@ class DrawnNegatives(nn.Module):
         }
 
     def rows(self, triplets: Tensor) -> Tensor:
-        """Rows of the feature store [B] of these triplets' negatives in this epoch."""
+        """Rows of the feature store [B,K] of these triplets' negatives in this epoch."""
         if self.draws is None:
             raise RuntimeError("start_epoch has to come before the first batch")
-        return self.draws[triplets.cpu(), self._epoch - int(self.since)]
+        first = (self._epoch - int(self.since)) * self.per_epoch
+        return self.draws[triplets.cpu(), first : first + self.per_epoch]
 
     def patches(self, triplets: Tensor) -> Tensor:
-        """Patch tokens [B,P,Dv] of these triplets' negatives in this epoch, on the triplets' device."""
-        return self._store.patches(self.rows(triplets), triplets.device)
+        """Patch tokens [B * K,P,Dv] of these triplets' negatives in this epoch, a triplet's own K in a row, on the
+        triplets' device."""
+        return self._store.patches(self.rows(triplets).flatten(), triplets.device)
 
 
 def drawn_negatives(kind: Kind, definitions: int = 6, corpus: Corpus | None = None) -> DrawnNegatives:

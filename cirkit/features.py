@@ -1,4 +1,4 @@
-"""Patch tokens of the frozen tower, computed once and read from a memory map.
+"""Patch tokens of the frozen tower, or the pixels it takes, computed once and read from a memory map.
 
 A store is named by what decides its content: tower weights, preprocessing, the code of both and of opening an image,
 and the bytes of every image. Change any of them and the name is another, so a stale store can never be read.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from cirkit.provenance import source_digest
 
 # the code between an image file and its patch tokens
 _ENCODES = ("data.images", "data.preprocess", "towers", "lavis", "backbone")
+_PIXELS = _ENCODES[:2]
 DTYPES = ("float32", "float16")
 
 
@@ -32,6 +33,8 @@ class FeatureStore:
 
     Reading a batch copies only its rows, so memory stays bounded however many images there are.
     """
+
+    dims = 3
 
     def __init__(self, folder: str | Path):
         """Open a finished store.
@@ -49,7 +52,7 @@ class FeatureStore:
         except (OSError, ValueError, EOFError, LookupError, TypeError) as error:
             why = f"{self.folder} is not a readable feature store ({type(error).__name__}: {error})"
             raise ValueError(f"{why}; delete it to rebuild") from None
-        if self._patches.shape != shape or len(shape) != 3 or len(self.ids) != len(self._patches):
+        if self._patches.shape != shape or len(shape) != self.dims or len(self.ids) != len(self._patches):
             raise ValueError(f"{self.folder} is damaged: its array does not fit its index; delete it to rebuild")
         self._row = {image: row for row, image in enumerate(self.ids)}
 
@@ -57,9 +60,9 @@ class FeatureStore:
         return len(self.ids)
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, ...]:
         """(P, Dv) of one image."""
-        return self._patches.shape[1], self._patches.shape[2]
+        return self._patches.shape[1:]
 
     def rows(self, ids: Sequence[str]) -> np.ndarray:
         """Row numbers of image ids.
@@ -81,8 +84,19 @@ class FeatureStore:
         return torch.from_numpy(batch).to(device, dtype=torch.float32)
 
 
-def store_key(backbone: Backbone, images: ImageFolder, ids: Sequence[str], dtype: str = "float32") -> str:
-    """Name of the store for these images under this tower: 32 hex digits.
+class PixelStore(FeatureStore):
+    """What the tower takes, normalised pixels [images, 3, S, S], for methods that change images before encoding them.
+
+    ``patches`` gives pixels [len(rows), 3, S, S], ``shape`` is (3, S, S).
+    """
+
+    dims = 4
+
+
+def store_key(
+    backbone: Backbone, images: ImageFolder, ids: Sequence[str], dtype: str = "float32", pixels: bool = False
+) -> str:
+    """Name of the store for these images under this tower, or of their ``pixels``: 32 hex digits.
 
     Reads every image file once (bytes only, in threads).
     """
@@ -92,7 +106,8 @@ def store_key(backbone: Backbone, images: ImageFolder, ids: Sequence[str], dtype
 
     with ThreadPoolExecutor(4) as pool:
         contents = list(pool.map(digest, ids))
-    key = hashlib.sha256(f"{backbone.tower_fingerprint()} {dtype} {source_digest(*_ENCODES)}".encode())
+    maker = f"pixels {backbone.preprocess.fingerprint()}" if pixels else backbone.tower_fingerprint()
+    key = hashlib.sha256(f"{maker} {dtype} {source_digest(*(_PIXELS if pixels else _ENCODES))}".encode())
     for image, content in zip(ids, contents, strict=True):
         key.update(f"{image} {content}\n".encode())
     return key.hexdigest()[:32]
@@ -106,6 +121,7 @@ def build_store(
     batch_size: int = 64,
     dtype: str = "float32",
     progress: bool = True,
+    pixels: bool = False,
 ) -> FeatureStore:
     """Open the store for these images, encoding them first if nobody has yet.
 
@@ -113,6 +129,7 @@ def build_store(
         ids: image ids; order and repeats do not matter.
         directory: folder of stores, ``<cache>/features`` by default.
         dtype: ``float32`` or ``float16`` on disk.
+        pixels: keep what the tower takes, not what it makes of it; gives a :class:`PixelStore`.
 
     Raises:
         DataError: images missing or broken, before anything is encoded (see :meth:`ImageFolder.check`).
@@ -127,26 +144,28 @@ def build_store(
     directory = Path(directory) if directory is not None else cache_dir() / "features"
     if images.missing(ids):
         images.check(ids, progress=progress)
-    key = store_key(backbone, images, ids, dtype)
+    key = store_key(backbone, images, ids, dtype, pixels)
     folder = directory / key
     if not folder.is_dir():
         images.check(ids, progress=progress)
         with atomic_path(folder) as temporary:
             temporary.mkdir()
-            shape = _encode(backbone, images, ids, temporary / "patches.npy", batch_size, dtype, progress)
+            encode = torch.nn.Identity() if pixels else backbone.patch_tokens
+            shape = _encode(backbone, images, ids, temporary / "patches.npy", batch_size, dtype, progress, encode)
             meta = {"key": key, "ids": ids, "shape": shape, "preprocess": backbone.preprocess.fingerprint()}
             (temporary / "store.json").write_text(json.dumps(meta))
-    store = FeatureStore(folder)
+    store = (PixelStore if pixels else FeatureStore)(folder)
     if store.key != key or store.ids != tuple(ids):
         raise ValueError(f"{folder} holds another feature store than its name says; delete it to rebuild")
     return store
 
 
 def _encode(
-    backbone: Backbone, images: ImageFolder, ids: list[str], path: Path, batch_size: int, dtype: str, progress: bool
-) -> tuple[int, int, int]:
-    """Patch tokens of all images into one .npy file, batch by batch; returns its shape."""
-    shape: tuple[int, int, int] = (0, 0, 0)
+    backbone: Backbone, images: ImageFolder, ids: list[str], path: Path, batch_size: int, dtype: str, progress: bool,
+    encode: Callable[[Tensor], Tensor],
+) -> tuple[int, ...]:  # fmt: skip
+    """What ``encode`` makes of the pixels of all images into one .npy file, batch by batch; returns its shape."""
+    shape: tuple[int, ...] = (0,)
     # ordinary writes: on a full disk they are an error, where a memory map would end the process
     with path.open("wb") as file, ThreadPoolExecutor(2) as pool:
         starts = range(0, len(ids), batch_size)
@@ -154,7 +173,7 @@ def _encode(
             batch = ids[start : start + batch_size]
             pixels = torch.stack(list(pool.map(lambda image: backbone.preprocess(images.load(image)), batch)))
             with np.errstate(over="ignore"):
-                patches = backbone.patch_tokens(pixels.to(backbone.device)).cpu().numpy()
+                patches = encode(pixels.to(backbone.device)).cpu().numpy()
                 patches = np.ascontiguousarray(patches, dtype=dtype)
             if not np.isfinite(patches).all():
                 names = ", ".join(batch[:3])

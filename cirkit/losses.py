@@ -48,15 +48,21 @@ def bradley_terry(positive: Tensor, negative: Tensor, temperature: float | Tenso
     The same as the KL divergence of a two-way softmax to the one-hot (1, 0), which is what the released code computes.
 
     Args:
-        positive, negative: [B] similarity of each query with its target and with its negative.
+        positive: [B] similarity of each query with its target.
+        negative: [B] with its negative; or [B,K] with several, which then stand in one softmax with the target.
 
     Returns:
         Scalar, at least float32.
     """
-    if positive.shape != negative.shape or positive.dim() != 1:
-        raise ValueError(f"need one score each for [B] pairs, got {tuple(positive.shape)}, {tuple(negative.shape)}")
-    gap = (positive - negative).to(torch.promote_types(positive.dtype, torch.float32))
-    return -F.logsigmoid(gap / temperature).mean()
+    if positive.dim() != 1 or negative.dim() > 2 or negative.shape[:1] != positive.shape or not negative[:1].numel():
+        raise ValueError(
+            f"need [B] targets and [B] or [B,K] negatives, got {tuple(positive.shape)}, {tuple(negative.shape)}"
+        )
+    dtype = torch.promote_types(positive.dtype, torch.float32)
+    gap = (positive[:, None] - negative.reshape(len(positive), -1)).to(dtype) / temperature
+    if gap.shape[1] == 1:
+        return -F.logsigmoid(gap).mean()
+    return F.softplus((-gap).logsumexp(dim=1)).mean()
 
 
 def robust_contrastive(similarity: Tensor, temperature: float | Tensor, rows: Tensor | None = None) -> Tensor:

@@ -13,8 +13,8 @@ from cirkit.data.annotations import DataError
 
 # what two rows must agree on before they are seeds of one setting
 KEYS = [
-    "dataset", "method", "variant", "changed", "options", "backbone", "noise_kind", "noise_rate", "caption_mode",
-    "gallery_rule", "exclude_reference", "epochs", "batch_size", "lr", "mixed_precision", "comparable",
+    "dataset", "method", "variant", "changed", "options", "gate", "backbone", "noise_kind", "noise_rate",
+    "caption_mode", "gallery_rule", "exclude_reference", "epochs", "batch_size", "lr", "mixed_precision", "comparable",
 ]  # fmt: skip
 _FROM_PARAMETERS = (
     "method", "noise_kind", "noise_rate", "noise_seed", "seed", "caption_mode", "gallery_rule", "epochs", "batch_size",
@@ -46,12 +46,15 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
     A clean run is the same whichever kind of noise was not applied, and is trained once: each record names the kind
     it was asked for. ``options`` are all options of the method without the variant, as JSON; ``changed`` are those that
     are not the method's defaults. An option that came after a record was made stands at its default, which has to be
-    what was computed before there was a choice.
+    what was computed before there was a choice. ``gate`` is "none", as for records older than gates, or the name of the
+    evidence and, where it is not the default, the factor.
 
     Raises:
         DataError: two records of one setting and seed with different numbers.
     """
-    from cirkit.methods import method_config  # not above: plots read KEYS and shall not load torch for that
+    # not above: plots read KEYS and shall not load torch for that
+    from cirkit.gate import FACTOR
+    from cirkit.methods import method_config
 
     frames = []
     for record in records:
@@ -60,6 +63,8 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
         p, effective, origin = run["parameters"], run["effective"], run["provenance"]
         for name in _FROM_PARAMETERS:
             frame[name] = p[name]
+        factor = p.get("gate_factor", FACTOR)
+        frame["gate"] = (p.get("gate") or "none") + (f" {factor:g}" if p.get("gate") and factor != FACTOR else "")
         protocol, options = effective["protocols"][-1], dict(effective["method_config"])
         frame["dataset"], frame["exclude_reference"] = protocol["dataset"], protocol["exclude_reference"]
         frame["backbone"], frame["lr"] = effective["backbone"], effective["train_config"]["lr"]

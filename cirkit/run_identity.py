@@ -27,7 +27,9 @@ def effective_values(
 ) -> dict[str, Any]:  # fmt: skip
     """Every value that a run's numbers depend on, as JSON values: parameters, and digests of data, weights and code."""
     # without noise it does not matter which kind was not applied with which seed
-    idle = _PLACES if parameters.noise_rate else {*_PLACES, "noise_kind", "noise_seed"}
+    idle = {*_PLACES, *(() if parameters.noise_rate else ("noise_kind", "noise_seed"))}
+    # nor, without a gate, how strict it would be; such a run is the one it was before there were gates
+    idle |= set() if parameters.gate else {"gate", "gate_factor"}
     return {
         **{k: v for k, v in dataclasses.asdict(parameters).items() if k not in idle},
         "backbone": method.backbone.config.name,
@@ -48,11 +50,12 @@ def effective_values(
 
 
 def run_id(parameters: RunParameters, data: Data, effective: dict[str, Any]) -> str:
-    """``<method>-<data set>-<noise>-s<seed>-<hash of the effective values>``, safe as a folder name."""
+    """``<method>[-gate_<gate>]-<data set>-<noise>-s<seed>-<hash of the effective values>``, safe as a folder name."""
     name = re.sub(r"[^\w.-]+", "_", data.train.name)
     noise = f"{parameters.noise_kind}-{parameters.noise_rate:g}-n{parameters.noise_seed}"
     digest = _digest(json.dumps(effective, sort_keys=True, default=str))[:10]
-    return f"{parameters.method}-{name}-{noise if parameters.noise_rate else 'clean'}-s{parameters.seed}-{digest}"
+    method = f"{parameters.method}-gate_{parameters.gate}" if parameters.gate else parameters.method
+    return f"{method}-{name}-{noise if parameters.noise_rate else 'clean'}-s{parameters.seed}-{digest}"
 
 
 def _content(triplets: TripletSet) -> str:

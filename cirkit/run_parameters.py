@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 
 from cirkit.data.splits import DATASETS, SOURCES
+from cirkit.evidence import EVIDENCE
+from cirkit.gate import FACTOR
 from cirkit.training import TrainConfig
 
 
@@ -16,7 +19,9 @@ class RunParameters:
     ``dataset`` is an embedded world (rendered here), or ``fashioniq`` or ``cirr`` (any folder in that layout, given by
     ``data_root``; ``image_root`` if the images lie elsewhere). ``noise_seed`` draws the noise, ``seed`` everything
     else. ``lr`` 0 takes the method's own. ``exclude_reference`` is None for the data set's own rule.
-    ``method_options`` are the typed options of the method. ``device`` is ``auto`` or a torch device.
+    ``method_options`` are the typed options of the method. ``device`` is ``auto`` or a torch device. ``gate`` names the
+    evidence by which rows are kept from training (``text``, ``change`` or ``composed``, see `cirkit.gate`), "" for
+    none; ``gate_factor`` is how many medians of the mirrored null it has to exceed.
     """
 
     method: str = "infonce"
@@ -37,6 +42,8 @@ class RunParameters:
     gallery_rule: str = "split"
     exclude_reference: bool | None = None
     allow_missing_images: bool = False
+    gate: str = ""
+    gate_factor: float = FACTOR
     method_options: dict = field(default_factory=dict)
 
     def __post_init__(self):
@@ -52,3 +59,7 @@ class RunParameters:
             raise ValueError(f"unknown dataset {self.dataset!r}; known: {', '.join(DATASETS)}")
         if SOURCES[self.dataset].build is None and not self.data_root:
             raise ValueError(f"dataset {self.dataset!r} needs data_root, the folder with captions/ and image_splits/")
+        if self.gate not in ("", *EVIDENCE):
+            raise ValueError(f"unknown gate {self.gate!r}; known: {', '.join(EVIDENCE)}, or '' for none")
+        if not 0 <= self.gate_factor < math.inf:
+            raise ValueError(f"gate_factor must be 0 or more, got {self.gate_factor}")

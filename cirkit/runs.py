@@ -22,7 +22,8 @@ from cirkit.data.splits import Data, load_data
 from cirkit.data.triplets import TripletSet
 from cirkit.device import check_device
 from cirkit.evaluation import attribute_accuracy, recall_at, recall_table
-from cirkit.features import FeatureStore, build_store
+from cirkit.features import FeatureStore, PixelStore, build_store
+from cirkit.gate import gate_quality, open_gate
 from cirkit.methods import Method, build_method, method_class, method_config
 from cirkit.noise import NoisyTriplets, corrupt
 from cirkit.paths import atomic_path, check_writable, resolve, results_dir
@@ -48,12 +49,20 @@ class Run:
         self.noisy = noisy
         self.store = store
         self.config = train_config(parameters, backbone)
+        # here, where the backbone still is as it was pretrained
+        opened = (backbone, noisy.triplets, store, parameters.gate_factor)
+        self.gate = open_gate(parameters.gate, *opened) if parameters.gate else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(parameters.seed)
             self.method: Method = build_method(parameters.method, backbone, **parameters.method_options)
         self.effective = effective_values(parameters, self.config, self.method, data, noisy, store)
         self.id = run_id(parameters, data, self.effective)
         self.folder = results_dir() / "runs" / self.id
+
+    @property
+    def rows(self) -> np.ndarray | None:
+        """Rows of the training set that the gate keeps, int [m]; None without a gate."""
+        return None if self.gate is None else self.gate.rows
 
     @property
     def done(self) -> bool:
@@ -78,11 +87,18 @@ class Run:
 
         history = fit(
             self.method, self.noisy.triplets, self.store, self.config, self.folder, self.noisy.ledger.clean, each_epoch,
-            progress,
+            progress, self.rows, self.pixels(progress),
         )  # fmt: skip
         with atomic_path(self.folder / "history.csv") as path:
             history.to_csv(path, index=False)
         return history
+
+    def pixels(self, progress: bool = True) -> PixelStore | None:
+        """The training triplets' images as the tower takes them; None if the method has no use for them."""
+        if not type(self.method).uses_pixels:
+            return None
+        ids = {*self.noisy.triplets.references, *self.noisy.triplets.targets}
+        return build_store(self.method.backbone, self.data.images, sorted(ids), progress=progress, pixels=True)
 
     def evaluate(self) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
         """Tidy metrics with intervals for every evaluated split, and the ranks per query they come from."""
@@ -100,6 +116,9 @@ class Run:
         if wrong.any():
             found = detection(scores, self.noisy).rename(columns={"kind": "category"})
             tables.append(found.assign(metric=found.metric + " similarity", split="train"))
+        if self.gate is not None:
+            ranks["train"] = ranks["train"].assign(evidence=self.gate.evidence, kept=self.gate.kept)
+            tables.append(gate_quality(self.gate, self.noisy).assign(split="train"))
         return pd.concat(tables, ignore_index=True), ranks
 
     def train_similarity(self) -> np.ndarray:
@@ -125,6 +144,7 @@ class Run:
             "parameters": dataclasses.asdict(self.parameters),
             "effective": self.effective,
             "noise": {"nominal": ledger.nominal_rate, "realised": ledger.realised_rate},
+            "gate": self.gate and {"kept": len(self.gate.rows), "of": len(ledger), "threshold": self.gate.threshold},
             "choose_on": self.data.choose.split,
             "report_on": self.data.report.split,
             "comparable": all(t.comparable for t in (self.data.train, *self.data.splits.values())),

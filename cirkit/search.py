@@ -2,10 +2,11 @@
 
 ``python -m cirkit.search`` trains all candidates on noise rates 0 and 0.5, with a seed that is not reported, and writes
 their validation R@1 to <results>/search. (The switches of conesep-adapted were found before, in more tries on the same
-split and seed: results/reference/exploration.csv.) Other tables: ``changes``, ConeSep from ``paper`` to ``adapted``
-one change at a time; ``regime``, with and without unlearning on a model that already composes; ``budgets``, longer
-trainings of the pair objectives. Methods that add a drawn negative to another take the rate of that one, and
-``qure-released`` that of ``qure``. Runs that are there are loaded, so several processes may share the work
+split and seed: results/reference/exploration.csv.) Other tables: ``changes``, ConeSep from ``paper`` to ``adapted`` one
+change at a time; ``regime``, with and without unlearning on a model that already composes; ``budgets``, longer
+trainings of the pair objectives; ``ablations`` and ``curves`` (:mod:`cirkit.ablations`), which choose nothing and are
+therefore reported on test, with seeds of the tables. Methods that add a drawn negative to another take the rate of that
+one, and ``qure-released`` that of ``qure``. Runs that are there are loaded, so several processes may share the work
 (``--part``).
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from cirkit.ablations import ablations, curves
 from cirkit.data.garments import GarmentsRecipe, build_garments
 from cirkit.methods import method_class
 from cirkit.methods.conesep_config import changes
@@ -29,7 +31,10 @@ from cirkit.records import load_metrics
 from cirkit.runs import train_or_load
 
 SEED, RATES = 100, (0.0, 0.5)
-METHODS = ("conesep-released", "conesep-paper", "conesep-adapted", "qure", "dqe", "rcl", "infonce")
+METHODS = (
+    "conesep-released", "conesep-paper", "conesep-adapted", "qure", "dqe", "sprc", "tme", "habit", "intent", "clip4cir",
+    "rcl", "infonce",
+)  # fmt: skip
 LEARNING_RATES = (1e-4, 5e-4, 1e-3, 3e-3)
 
 _POOL = {"draws", "boundary_every", "pool"}
@@ -101,29 +106,35 @@ def longer_budgets() -> list[dict]:
     ]
 
 
-def table(wanted: Iterable[dict], progress: bool = False) -> pd.DataFrame:
-    """Validation R@1 and R@10 of every run, trained where it is not there; one row each."""
+def table(wanted: Iterable[dict], split: str = "choose_on", progress: bool = False) -> pd.DataFrame:
+    """R@1 and R@10 of every run, trained where it is not there; one row each.
+
+    Args:
+        wanted: run parameters; a ``label`` among them is a column of the table. A run's noise is drawn with its seed
+            + 42.
+        split: ``choose_on``, validation, or ``report_on``, test.
+    """
     rows = []
     for parameters in wanted:
-        run = train_or_load(progress, **{"seed": SEED, "noise_seed": SEED + 42, **parameters})
-        rows.append(_row(parameters, run.folder))
+        given = {"seed": SEED} | {name: value for name, value in parameters.items() if name != "label"}
+        run = train_or_load(progress, **given, noise_seed=given["seed"] + 42)
+        rows.append(_row(given | parameters, run.folder, split))
         print(rows[-1], flush=True)
     return pd.DataFrame(rows)
 
 
-def _row(parameters: dict, folder: Path) -> dict:
+def _row(parameters: dict, folder: Path, split: str) -> dict:
     record = load_metrics(folder)
     found = {
-        m["metric"]: m["value"]
-        for m in record["metrics"]
-        if m["split"] == record["choose_on"] and m["category"] == "mean"
+        m["metric"]: m["value"] for m in record["metrics"] if m["split"] == record[split] and m["category"] == "mean"
     }
     options = json.dumps(parameters.get("method_options", {}), sort_keys=True)
     effective = record["effective"]
     settings = effective["train_config"]
+    label = {"row": parameters["label"]} if "label" in parameters else {}
     return {
-        "method": parameters["method"], "options": options, "lr": settings["lr"], "epochs": settings["epochs"],
-        "noise_rate": parameters["noise_rate"], "seed": SEED, "R@1": found["R@1"], "R@10": found["R@10"],
+        "method": parameters["method"], **label, "options": options, "lr": settings["lr"], "epochs": settings["epochs"],
+        "noise_rate": parameters["noise_rate"], "seed": parameters["seed"], "R@1": found["R@1"], "R@10": found["R@10"],
         "run_id": record["run_id"], "code": effective["code"], "commit": record["provenance"]["commit"],
     }  # fmt: skip
 
@@ -136,7 +147,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--reference", action="store_true", help="copy the table to results/reference")
     options = parser.parse_args(arguments)
     first, step = (int(part) for part in options.part.split("/"))
-    found = table(TABLES[options.table]()[first::step])
+    split = "report_on" if options.table in REPORTED else "choose_on"
+    found = table(TABLES[options.table]()[first::step], split)
     if step > 1:
         return
     target = results_dir() / "search" / f"{options.table}.csv"
@@ -146,7 +158,11 @@ def main(arguments: list[str] | None = None) -> None:
         shutil.copyfile(target, project_root() / "results" / "reference" / target.name)
 
 
-TABLES = {"search": candidates, "changes": one_change_each, "regime": pretrained_regime, "budgets": longer_budgets}
+TABLES = {
+    "search": candidates, "changes": one_change_each, "regime": pretrained_regime, "budgets": longer_budgets,
+    "ablations": ablations, "curves": curves,
+}  # fmt: skip
+REPORTED = ("ablations", "curves")
 
 if __name__ == "__main__":
     main()

@@ -55,3 +55,12 @@ def own_similarity(queries: Tensor, targets: Tensor) -> Tensor:
     """s_ii without the matrix: each query [B,D] and its own target's tokens [B,N,D] -> [B], always float32."""
     with torch.autocast(queries.device.type, enabled=False):
         return torch.einsum("bd,bnd->bn", queries.float(), targets.float()).amax(dim=1)
+
+
+def drawn_similarity(queries: Tensor, drawn: Tensor) -> Tensor:
+    """Each query [B,D] and its own K images, tokens [B * K,N,D] with a query's own in a row -> [B,K], float32."""
+    if len(drawn) % max(len(queries), 1):
+        raise ValueError(f"{len(drawn)} drawn images are not as many for each of {len(queries)} queries")
+    own = drawn.unflatten(0, (len(queries), -1))
+    with torch.autocast(queries.device.type, enabled=False):
+        return torch.einsum("bd,bknd->bkn", queries.float(), own.float()).amax(dim=2)

@@ -15,6 +15,8 @@ from cirkit.records import KEYS, tidy
 
 HEADLINE = ("R@1", "R@10", "Rs@1", "top-1 all")
 _SHOWN = ("dataset", "method", "noise_kind", "noise_rate")
+_DETECTION = ("AUROC similarity", "AP similarity")
+_GATE = ("AUROC evidence", "precision gate", "recall gate", "kept gate", "kept clean")
 
 
 def collect(folder: Path) -> pd.DataFrame:
@@ -88,16 +90,25 @@ def detection_table(table: pd.DataFrame) -> pd.DataFrame:
     """AUROC and average precision of s_ii after training for every noise kind, mean over seeds; ± over seeds.
 
     ``chance`` is the share of noisy rows, which is what average precision is to be read against; AUROC has 0.5.
+
+    Where runs have a gate, more columns follow: AUROC of the evidence before training, precision and recall of the rows
+    dropped as noisy, and the share of all and of clean rows kept (:func:`cirkit.gate.gate_quality`); with a gate
+    clean runs have a row too, for what they lose.
     """
-    rows = table[table.metric.isin(["AUROC similarity", "AP similarity"]) & (table.category == table.noise_kind)]
+    own = table.metric.isin([*_DETECTION, *_GATE[:3]]) & (table.category == table.noise_kind)
+    rows = table[own | (table.metric == "kept gate")]
+    rows = rows.assign(metric=rows.metric.where(rows.category != "clean", "kept clean"))
+    columns = [*_DETECTION, *(name for name in _GATE if (rows.metric == name).any())]
     out = []
     for key, part in rows.groupby(KEYS, sort=True):
         row = {name: value for name, value in zip(KEYS, key, strict=True) if name in shown_keys(table)}
-        for metric in ("AUROC similarity", "AP similarity"):
+        for metric in columns:
             m = part[part.metric == metric]
             spread = f" ±{m.value.std():.3f}" if len(m) > 1 else ""
-            row[metric] = f"{m.value.mean():.3f}{spread}"
-        out.append(row | {"chance": f"{(part.n_noisy / part.n).mean():.3f}", "seeds": part.seed.nunique()})
+            row[metric] = f"{m.value.mean():.3f}{spread}" if len(m) else "–"
+        judged = part[part.metric.isin(_DETECTION)]
+        chance = f"{(judged.n_noisy / judged.n).mean():.3f}" if len(judged) else "–"
+        out.append(row | {"chance": chance, "seeds": part.seed.nunique()})
     return pd.DataFrame(out)
 
 
@@ -105,8 +116,10 @@ def compare(table: pd.DataFrame, reference: pd.DataFrame, metric: str = "R@1") -
     """Obtained beside expected for every setting, noise seed and seed that both tables hold.
 
     Raises:
-        DataError: a reference whose rows do not say all that makes a setting, as those of an older version.
+        DataError: a reference whose rows do not say all that makes a setting, as those of an older version. Only the
+            gate is filled in: before there were gates, runs had none.
     """
+    reference = reference if "gate" in reference else reference.assign(gate="none")
     keys = [*KEYS, "noise_seed", "seed", "split", "category", "metric"]
     if lacking := [key for key in keys if key not in reference]:
         raise DataError(f"the committed record is of an older version (no {', '.join(lacking)}); nothing is compared.")
@@ -132,18 +145,18 @@ def paired(
 
     Args:
         table: tidy metrics.
-        baseline: a method; where it comes with several learning rates, the one with most runs.
+        baseline: a method, without a gate; where it comes with several learning rates, the one with most runs.
         runs: folder of the runs, with their ranks per query; ``<results>/runs`` by default. Runs without are left out.
         shown: the keys of a setting that become columns; those of :func:`shown_keys` by default.
     """
     runs = results_dir() / "runs" if runs is None else runs
-    own = ["method", "variant", "changed", "options", "lr"]
+    own = ["method", "variant", "changed", "options", "gate", "lr"]
     settings = [key for key in KEYS if key not in own]
     columns = [*own, *settings, "noise_seed", "seed", "run_id", "split"]
     rows = table[table.reported & (table.metric == f"R@{k}") & (table.category == "mean")][columns]
     hits = {(r.run_id, r.split): _hits(runs / r.run_id / f"ranks_{r.split}.csv", k) for r in rows.itertuples()}
     rows = rows[[len(hits[r.run_id, r.split]) > 0 for r in rows.itertuples()]]
-    base = rows[rows.method == baseline]
+    base = rows[(rows.method == baseline) & (rows.gate == "none")]
     base = base[base.lr == base.lr.mode().max()] if len(base) else base
     both = rows.drop(index=base.index).merge(
         base, on=[*settings, "noise_seed", "seed", "split"], suffixes=("", "_baseline")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import time
@@ -22,7 +23,7 @@ from cirkit.backbone import state_digest
 from cirkit.checkpoints import CHECKPOINT, identity, resume, save
 from cirkit.data.triplets import TripletSet
 from cirkit.device import PRECISIONS, check_device
-from cirkit.features import FeatureStore
+from cirkit.features import FeatureStore, PixelStore
 from cirkit.methods.base import Batch, Method, TrainingView
 
 SCHEDULES = ("one_cycle", "cosine")
@@ -111,6 +112,8 @@ def fit(
     clean: np.ndarray | None = None,
     on_epoch: Callable[[int, Method, dict[str, np.ndarray]], dict] | None = None,
     progress: bool = True,
+    rows: np.ndarray | None = None,
+    pixels: PixelStore | None = None,
 ) -> pd.DataFrame:
     """Train ``method`` in place and return its history, one row an epoch.
 
@@ -121,10 +124,14 @@ def fit(
         clean: bool [n], the truth about the noise; passed on only to methods that declare ``uses_ledger``.
         on_epoch: called after each epoch with its number, the method, and what the method observed of each row while
             it was trained on (name -> float [n], NaN for rows left out); its numbers join the history.
+        rows: int [m], different rows of the training set: batches are drawn from these only, in as many steps; None
+            means all. Of the rows that a method chooses itself (`Method.training_rows`) those among them remain.
+        pixels: the images of the triplets, for methods that declare ``uses_pixels``.
 
     Raises:
-        ValueError: fewer than two triplets, an oracle method without truth, a checkpoint that is damaged or of another
-            run, a loss that is not finite, or more than one process.
+        ValueError: fewer than two triplets to train on, ``rows`` that are not of this set, an oracle method without
+            truth, one that needs pixels without them, a checkpoint that is damaged or of another run, a loss that is
+            not finite, or more than one process.
     """
     triplets.require_targets()
     if len(triplets) < 2:
@@ -134,10 +141,16 @@ def fit(
     truth = np.asarray(clean, dtype=bool) if method.uses_ledger else None
     if truth is not None and truth.shape != (len(triplets),):
         raise ValueError(f"clean must say of each of the {len(triplets)} triplets whether it is, got {truth.shape}")
-    chosen = method.training_rows(truth)
+    chosen = _chosen_rows(method.training_rows(truth), rows, len(triplets))
     if chosen is not None and len(chosen) < 2:
         raise ValueError(f"{type(method).__name__} would train on {len(chosen)} of {len(triplets)} triplets")
+    if type(method).uses_pixels and pixels is None:
+        raise ValueError(f"{type(method).__name__} needs the pixels of its images (build_store with pixels=True)")
     references, targets = store.rows(triplets.references), store.rows(triplets.targets)
+    pictures = {}
+    if type(method).uses_pixels:
+        columns = {"reference_pixels": triplets.references, "target_pixels": triplets.targets}
+        pictures = {name: pixels.rows(images) for name, images in columns.items()}
     steps = len(epoch_order(len(triplets), config.batch_size, config.seed, 0))
 
     if steps * config.epochs < FEWEST_STEPS:
@@ -147,6 +160,7 @@ def fit(
             stacklevel=2,
         )
     truth_tensor = None if truth is None else torch.from_numpy(truth)
+    chosen_tensor = None if chosen is None else torch.from_numpy(chosen)
 
     device = check_device(method.backbone.device, config.mixed_precision)
     accelerator = _accelerator(config, device)
@@ -157,6 +171,8 @@ def fit(
         start = getattr(method, "started_from", None) if checkpoint.is_file() else None
         method.started_from = start or state_digest(method.trained_state())
         run = identity(method, triplets, store, config, truth, method.started_from)
+        given = b"all" if rows is None else np.asarray(rows, dtype=np.int64).tobytes()
+        run["rows to train on"] = hashlib.sha256(given).hexdigest()[:16]
     optimizer = torch.optim.AdamW(
         method.parameter_groups(config.weight_decay), lr=config.lr, betas=config.betas, eps=config.eps, fused=True
     )
@@ -174,7 +190,7 @@ def fit(
             began = time.perf_counter()
             bar.set_description(f"epoch {epoch + 1}/{config.epochs}")
             method.eval()
-            view = TrainingView(triplets, store, epoch, config.epochs, config.seed, truth_tensor)
+            view = TrainingView(triplets, store, epoch, config.epochs, config.seed, truth_tensor, chosen_tensor)
             record = dict(epoch=epoch + 1, lr=schedule.get_last_lr()[0], **(method.start_epoch(view) or {}))
             tokens = method.backbone.tokenize(triplets.epoch_texts(epoch, config.seed))
             method.train()
@@ -187,6 +203,7 @@ def fit(
                     references=store.patches(references[rows], device),
                     texts=tokens.rows(index),
                     targets=store.patches(targets[rows], device),
+                    **{k: pixels.patches(v[rows], device) for k, v in pictures.items() if method.uses_pixels},
                 )
                 with accelerator.autocast():
                     loss, terms = method.loss(batch, epoch * steps + i)
@@ -221,6 +238,17 @@ def fit(
                 save(checkpoint, run, method, optimizer, schedule, accelerator.scaler, history)
         bar.close()
     return pd.DataFrame(history)
+
+
+def _chosen_rows(own: np.ndarray | None, rows: np.ndarray | None, n: int) -> np.ndarray | None:
+    """The rows that a method chooses itself among those it is given; None means all, on either side."""
+    if rows is None:
+        return own
+    rows = np.asarray(rows)
+    known = rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer) and np.isin(rows, np.arange(n)).all()
+    if not known or len(np.unique(rows)) != len(rows):
+        raise ValueError(f"rows must be different row numbers of {n} triplets, got {rows.dtype} of shape {rows.shape}")
+    return rows.astype(np.int64) if own is None else own[np.isin(own, rows)]
 
 
 def _schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, steps: int) -> LRScheduler:

@@ -59,6 +59,43 @@ def two_drops(
     return Zone(first, torch.where(found, last, end), fallback)
 
 
+def one_drop(ordered: Tensor, own: Tensor) -> Zone:
+    """All places behind the steepest drop below the target: with one drop, easy negatives stay in (an ablation).
+
+    Arguments, and the fallback where there is no drop or nothing behind it, as in :func:`two_drops`.
+    """
+    below = lower_scores(ordered, own)
+    drops = (-ordered).diff(dim=1)
+    if not drops.shape[1]:
+        return below
+    _blank(drops, below.first, below.last)
+    place, there = _take_steepest(drops, torch.arange(len(drops), device=drops.device))
+    there &= below.fallback == 0
+    fallback = torch.where(there, 0, below.fallback.clamp(min=1))
+    return Zone(torch.where(there, place + 1, below.first), below.last, fallback)
+
+
+def top_k_below(ordered: Tensor, own: Tensor, k: int) -> Zone:
+    """The k best images that score less than the target: the hardest negatives, right answers among them (an ablation).
+
+    Raises:
+        ValueError: k is less than 1.
+    """
+    if k < 1:
+        raise ValueError(f"top_k must be at least 1, got {k}")
+    first, last, fallback = lower_scores(ordered, own)
+    return Zone(first, torch.where(fallback == 0, torch.minimum(first + k, last), last), fallback)
+
+
+def lower_scores(ordered: Tensor, own: Tensor) -> Zone:
+    """All images that score less than the target; where there are none the whole corpus, with ``fallback`` 2."""
+    rising = -ordered
+    first = torch.searchsorted(rising, -own[:, None], right=True)[:, 0]
+    end = torch.searchsorted(rising, torch.full_like(own[:, None], torch.inf))[:, 0]
+    fallback = torch.where(first < end, 0, 2)
+    return Zone(torch.where(fallback == 0, first, 0), end, fallback)
+
+
 def _blank(drops: Tensor, after: Tensor, end: Tensor) -> None:
     """Make the drops negative that do not lie between places ``after`` and ``end`` - 1, in place."""
     if drops.device.type == "cpu":

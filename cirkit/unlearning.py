@@ -20,12 +20,15 @@ Marginals = Literal["uniform", "labels"]
 Solver = Literal["pot", "released"]
 
 
-def transport_mask(noisy: Tensor, form: Mask = "own_anchor") -> Tensor:
+def transport_mask(noisy: Tensor, form: Mask = "own_anchor", partial: Tensor | None = None) -> Tensor:
     """Open entries of the transport, bool [B,2B].
 
     - ``own_anchor``: noisy row i may not use column i, clean row i not column B + i (the paper).
     - ``last_column``: noisy row i may not use column i; the last column is closed for clean rows and open for noisy
       ones (the released code).
+
+    Rows that are ``partial``, bool [B], may use both (ours): a target that fits half of the text is neither to be
+    believed nor to be unlearnt as a whole.
     """
     size = len(noisy)
     mask = torch.ones(size, 2 * size, dtype=torch.bool, device=noisy.device)
@@ -37,15 +40,24 @@ def transport_mask(noisy: Tensor, form: Mask = "own_anchor") -> Tensor:
         mask[~noisy, -1] = False
     else:
         raise ValueError(f"mask must be 'own_anchor' or 'last_column', got {form!r}")
+    if partial is not None:
+        mask[partial] = True
     return mask
 
 
-def hard_labels(noisy: Tensor, form: Mask = "own_anchor") -> Tensor:
-    """L, float [B,2B]: 1 at a clean row's own target, and at a noisy row's own anchor (or the last column)."""
+def hard_labels(noisy: Tensor, form: Mask = "own_anchor", partial: Tensor | None = None) -> Tensor:
+    """L, float [B,2B]: 1 at a clean row's own target, and at a noisy row's own anchor (or the last column).
+
+    A ``partial`` row (:func:`transport_mask`) has half of its label on each.
+    """
     size = len(noisy)
     rows = torch.arange(size, device=noisy.device)
     anchor = size + rows if form == "own_anchor" else torch.full_like(rows, 2 * size - 1)
-    return F.one_hot(torch.where(noisy, anchor, rows), 2 * size).float()
+    labels = F.one_hot(torch.where(noisy, anchor, rows), 2 * size).float()
+    if partial is not None:
+        halves = (F.one_hot(rows, 2 * size) + F.one_hot(anchor, 2 * size)).float() / 2
+        labels[partial] = halves[partial]
+    return labels
 
 
 def soft_labels(plan: Tensor, labels: Tensor, gamma: float = 0.7) -> Tensor:
@@ -80,6 +92,7 @@ def unlearning(
     scale_cost: bool = False,
     resoftmax: bool = False,
     both_directions: bool = False,
+    partial: Tensor | None = None,
 ) -> Unlearning:
     """L_ul: ``KL(Y || softmax(S / tau))`` of each row with ``S = [positive | negative]``, mean over rows.
 
@@ -98,6 +111,7 @@ def unlearning(
         scale_cost: divide the costs by the largest.
         resoftmax: put the labels through a softmax once more.
         both_directions: average with the same loss of the transposed problem, which has a plan of its own.
+        partial: bool [B], rows believed in part, see :func:`transport_mask`.
 
     Raises:
         ValueError: a batch of one, whose closed path leaves it nowhere to go.
@@ -111,7 +125,7 @@ def unlearning(
         raise ValueError("unlearning needs at least two triplets: alone, a closed path leaves nowhere to go")
     scores = torch.cat([positive, negative], dim=1)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    opened, hard = transport_mask(noisy, mask), hard_labels(noisy, mask).to(scores.dtype)
+    opened, hard = transport_mask(noisy, mask, partial), hard_labels(noisy, mask, partial).to(scores.dtype)
     cost = 1 - scores.detach()
     cost = cost / cost.max() if scale_cost else cost
     rows = cost.new_full((size,), 1 / size)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from golden_tensors import tensors
 
-from cirkit.boundary import fidelity, gaussian_patches, gaussian_triplets, noise_boundary, noisy_rows
+from cirkit.boundary import fidelity, gaussian_patches, gaussian_triplets, noise_boundary, noisy_rows, separation
 from cirkit.scores import max_over_tokens
 
 TOLERANCE = {"rtol": 0, "atol": 1e-5}
@@ -142,3 +144,22 @@ def test_random_triplets_take_texts_of_the_batch_with_replacement(small_backbone
         each = [backbone.compose(references[i : i + 1], texts.rows(torch.tensor([k])))[0] for k in range(3)]
         used |= {k for k in range(3) if torch.allclose(each[k], composed[i], atol=1e-5)}
     assert used == {0, 1, 2}
+
+
+def test_the_loss_of_a_learned_boundary_is_smallest_where_right_and_wrong_pairs_part():
+    s = (torch.rand(5, 5) * 0.2).fill_diagonal_(0.8)
+    losses = {b: separation(s, torch.tensor(b)).item() for b in (0.1, 0.3, 0.5, 0.7, 0.9)}
+    assert min(losses, key=losses.get) == 0.5
+    by_hand = sum(math.log1p(math.exp(-(0.8 - 0.3) / 0.07)) for _ in range(5)) / 5
+    others = [s[i, j].item() for i in range(5) for j in range(5) if i != j]
+    by_hand += sum(math.log1p(math.exp((value - 0.3) / 0.07)) for value in others) / 20
+    assert losses[0.3] == pytest.approx(by_hand, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_learned_boundary_takes_all_the_gradient_there_is(dtype, size):
+    s, boundary = torch.rand(size, size, dtype=dtype, requires_grad=True), torch.tensor(0.3, requires_grad=True)
+    loss = separation(s, boundary)
+    loss.backward()
+    assert s.grad is None and boundary.grad.isfinite() and boundary.grad != 0 and loss.shape == ()

@@ -15,12 +15,13 @@ from test_methods import random_batch
 
 from cirkit.anchors import NEGATIONS
 from cirkit.backbone import TokenBatch
-from cirkit.boundary import gaussian_patches
+from cirkit.boundary import gaussian_patches, separation
 from cirkit.data.fashioniq import load_fashioniq
 from cirkit.data.images import ImageFolder
 from cirkit.features import build_store
 from cirkit.losses import infonce, robust_contrastive
 from cirkit.methods import Batch, TrainingView, build_method, method_config
+from cirkit.methods.conesep import LEARNED_SCALE
 from cirkit.methods.conesep_config import NUMBERS, SWITCHES, VARIANTS, changes
 from cirkit.noise import corrupt
 from cirkit.train_scores import detection_by_epoch
@@ -132,7 +133,7 @@ def test_what_differs_between_variants_leads_from_one_to_the_other():
 
 TAKEN = {
     "fidelity": "literal", "split": "fraction", "omega": 0.3, "draws": 3, "boundary_every": 5, "pool": True,
-    "prompt_init": "query",
+    "boundary_from": "zero", "anchor_prompts": "shared", "partial": 0.6, "prompt_init": "query",
     "negate_text": True, "target_oriented": "balanced", "query_oriented": "constants", "anchors_train": "prompts",
     "rank_loss": "infonce", "rank_rows": "clean", "negative_block": "targets", "positive_block": "softmax",
     "mask": "last_column", "marginals": "labels", "solver": "released", "scale_cost": True, "resoftmax": True,
@@ -158,7 +159,7 @@ def test_a_changed_switch_is_no_longer_the_papers(name):
 # boundary is estimated, learning rates, guards where nothing needs guarding
 # a small reg, with which the released loop ends before it has converged
 NEEDS = {"marginals": {"solver": "pot"}, "solver": {"marginals": "uniform", "reg": 0.01}}
-ELSEWHERE = {"fidelity", "omega", "draws", "boundary_every", "pool", "warmup_lr", "scale_lr", "guards"}
+ELSEWHERE = {"fidelity", "omega", "boundary_from", "draws", "boundary_every", "pool", "warmup_lr", "scale_lr", "guards"}
 
 
 def losses_and_pulls(backbone, **options) -> list[float]:
@@ -204,6 +205,8 @@ def test_values_that_a_switch_does_not_have_are_refused(method, name):
         ({"reg": 0.0}, "reg must be greater than 0"), ({"warmup_lr": 0.0}, "warmup_lr must be greater than 0"),
         ({"boundary_every": 0}, "boundary_every must be greater than 0"),
         ({"label_temperature": 0.0}, "label_temperature must be greater"), ({"draws": 0}, "draws must be at least 1"),
+        ({"partial": 0.2, "mask": "last_column"}, "partial needs mask='own_anchor' and a split by fidelity"),
+        ({"partial": 0.2, "split": "boundary"}, "partial needs mask"), ({"momentum": 1.5}, "momentum must lie between"),
         ({"start": "papr"}, "option 'start' of method .* must be .*, got 'papr'"),
         ({"variant": "paper"}, "has no variant 'paper'; it has adapted"),
     ],
@@ -392,6 +395,62 @@ def test_a_negated_batch_of_one_composes(small_backbone):
 
 def view(epoch: int, seed: int = 0) -> TrainingView:
     return TrainingView(None, None, epoch, 3, seed)
+
+
+def test_a_running_boundary_is_the_mean_of_the_steps_so_far_and_travels_with_the_weights(small_backbone, monkeypatch):
+    values = iter((0.5, 0.1, -0.3))
+    monkeypatch.setattr("cirkit.methods.conesep.noise_boundary", lambda *_: torch.tensor(next(values)))
+    options = {"boundary_from": "running", "momentum": 0.75}
+    method, batch = after_warmup("conesep-adapted", small_backbone(), **options), random_batch(small_backbone(), 6)
+    found = [method.estimate_boundary(batch.texts).item() for _ in range(3)]
+    assert found == pytest.approx([0.5, 0.75 * 0.5 + 0.25 * 0.1, 0.75 * (0.75 * 0.5 + 0.25 * 0.1) - 0.25 * 0.3])
+    other = after_warmup("conesep-adapted", small_backbone(), **options)
+    other.load_trained_state(method.trained_state(), "here")
+    assert other.running_boundary.item() == pytest.approx(found[-1])
+
+
+def test_a_learned_boundary_comes_to_lie_between_right_and_wrong_pairs(small_backbone):
+    method = after_warmup("conesep-adapted", small_backbone(), boundary_from="learned")
+    batch = random_batch(small_backbone(), 6)
+    others = [p for name, p in method.named_parameters() if p.requires_grad and name != "learned_boundary"]
+    _, logs = method.loss(batch, 0)
+    pulled = torch.autograd.grad(method.terms["boundary"], others, allow_unused=True, retain_graph=True)
+    assert all(gradient is None for gradient in pulled) and logs["boundary"] == 0.0
+    s = torch.full((6, 6), 0.2).fill_diagonal_(0.8)
+    optimizer = torch.optim.AdamW([method.learned_boundary], lr=method.lr / 3, weight_decay=0.0)
+    for _ in range(56):  # as many as two epochs of warm-up have
+        optimizer.zero_grad()
+        separation(s, LEARNED_SCALE * method.learned_boundary).backward()
+        optimizer.step()
+    assert 0.25 < method.estimate_boundary(batch.texts).item() < 0.75
+
+
+def test_without_a_boundary_fidelity_is_the_similarity_itself(small_backbone):
+    method = after_warmup("conesep-adapted", small_backbone(), boundary_from="zero", omega=0.5)
+    method.boundary = method.estimate_boundary(random_batch(small_backbone(), 4).texts)
+    s = torch.diag(torch.tensor([0.8, 0.41, 0.39, -0.2]))
+    assert method.split(s).tolist() == [False, False, True, True]
+
+
+def test_partly_believed_rows_lie_just_above_omega_and_may_go_both_ways(small_backbone, monkeypatch):
+    method = after_warmup(
+        "conesep-adapted", small_backbone(), boundary=0.0, omega=0.5, partial=0.3, anchors_train="all"
+    )
+    method.boundary = torch.tensor(0.0)
+    s = torch.diag(torch.tensor([1.0, 0.81, 0.79, 0.51, 0.49, -0.2]))
+    noisy = method.split(s)
+    assert noisy.tolist() == [False, False, False, False, True, True]
+    assert method.believed_in_part(s, noisy).tolist() == [False, False, True, True, False, False]
+    moved = method.unlearn(s, torch.eye(6, 7), torch.eye(6, 7), torch.eye(6, 7)[:, None], noisy)
+    assert moved.mask[2].all() and moved.hard[2, 2] == moved.hard[2, 8] == 0.5
+    assert not moved.mask[0, 6] and not moved.mask[4, 4]
+    assert after_warmup("conesep-adapted", small_backbone()).believed_in_part(s, noisy) is None
+
+
+def test_without_a_ranking_loss_the_rest_is_left(small_backbone):
+    method = after_warmup("conesep-adapted", small_backbone(), boundary=0.0, rank_loss="none", start="paper")
+    total, logs = method.loss(random_batch(small_backbone(), 6), 0)
+    assert logs["rank"] == 0.0 and total.isfinite() and total.requires_grad
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, list(range(14, 28))), (7, [14, 21]), (5, [14, 15, 20, 25])])

@@ -226,7 +226,7 @@ def test_negatives_lie_in_the_zone_of_q_star(little, small_backbone):
     method = build_method("dqe", small_backbone(), weight_start=0.5, definitions=2)
     logs = method.start_epoch(TrainingView(triplets, store, 2, 4, 0))
     assert logs["zone_min"] >= 1 and 0 <= logs["zone_fallback"] < 1
-    drawn = method.negatives.rows(torch.arange(len(triplets)))
+    drawn = method.negatives.rows(torch.arange(len(triplets)))[:, 0]
     queries, ids = encode_queries(method, triplets, store), store.ids
     for category in sorted(set(triplets.categories)):
         rows = [i for i, c in enumerate(triplets.categories) if c == category]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from cirkit.losses import infonce, robust_contrastive, row_losses
+from cirkit.losses import bradley_terry, infonce, robust_contrastive, row_losses
 from cirkit.scores import max_over_tokens
 
 
@@ -79,3 +79,17 @@ def test_a_wrong_pair_pulls_less_than_under_infonce():
         loss(similarity, 0.07).backward()
         pulls[loss] = -similarity.grad[0, 0].item()
     assert pulls[infonce] > 1 and abs(pulls[robust_contrastive]) < 0.01
+
+
+def test_several_negatives_stand_in_one_softmax_with_the_target():
+    positive, negative = torch.randn(3), torch.randn(3, 5)
+    by_hand = [
+        -math.log(math.exp(p / 0.2) / (math.exp(p / 0.2) + sum(math.exp(n / 0.2) for n in ns)))
+        for p, ns in zip(positive.tolist(), negative.tolist(), strict=True)
+    ]
+    assert bradley_terry(positive, negative, 0.2).item() == pytest.approx(sum(by_hand) / 3, rel=1e-5)
+    torch.testing.assert_close(bradley_terry(positive, negative[:, :1]), bradley_terry(positive, negative[:, 0]))
+    far = bradley_terry(torch.full((2,), 60000.0), torch.zeros(2, 3), 0.01)
+    assert far == 0 and bradley_terry(torch.zeros(2), torch.full((2, 3), 60000.0), 0.01).isfinite()
+    with pytest.raises(ValueError, match=r"negatives, got \(3,\), \(2, 5\)"):
+        bradley_terry(positive, negative[:2])

@@ -20,7 +20,7 @@ def random_batch(backbone, n: int, seed: int = 0) -> Batch:
     pixels = torch.randn(2 * n, 3, 48, 48, generator=generator)
     patches = backbone.patch_tokens(pixels)
     texts = backbone.tokenize([f"is {colour}" for colour in ("red", "blue", "long and teal", "white", "", "x")][:n])
-    return Batch(torch.arange(n), patches[:n], texts, patches[n:])
+    return Batch(torch.arange(n), patches[:n], texts, patches[n:], pixels[:n], pixels[n:])
 
 
 class Patches:

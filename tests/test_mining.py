@@ -181,11 +181,26 @@ def test_a_period_lasts_until_the_next_definition_and_never_repeats(world):
     for epoch in range(7):
         said = negatives.start_epoch(method, view_of(world, epoch))
         assert bool(said) == (epoch in (0, 3, 6))
-        epochs.append(negatives.rows(rows))
+        epochs.append(negatives.rows(rows)[:, 0])
         assert (epochs[-1] != targets).all()
     assert (epochs[0] != epochs[1]).all() and (epochs[1] != epochs[2]).all() and (epochs[0] != epochs[2]).all()
     patches = negatives.patches(rows[:3])
     assert torch.equal(patches, store.patches(epochs[6][:3]))
+
+
+def test_several_negatives_an_epoch_are_all_different_and_in_their_triplets_order(world):
+    method, triplets, store = world
+    negatives = DrawnNegatives(whole_corpus, definitions=2, per_epoch=3)
+    rows = torch.arange(len(triplets))
+    seen = []
+    for epoch in range(3):
+        negatives.start_epoch(method, view_of(world, epoch))
+        seen.append(negatives.rows(rows))
+    together = torch.cat(seen, dim=1)
+    assert together.shape == (len(triplets), 9)
+    assert all(len(set(row)) == 9 for row in together.tolist())
+    patches = negatives.patches(rows[2:4])
+    assert torch.equal(patches, store.patches(seen[2][2:4].flatten()))
 
 
 def test_resuming_within_a_period_goes_on_with_its_draws(world, small_backbone, tmp_path):
@@ -199,7 +214,7 @@ def test_resuming_within_a_period_goes_on_with_its_draws(world, small_backbone, 
         def each(epoch, method, _):
             if epoch == stop:
                 raise Killed
-            epochs.append(method.negatives.rows(torch.arange(len(triplets))))
+            epochs.append(method.negatives.rows(torch.arange(len(triplets)))[:, 0])
             return {}
 
         return fit(method, triplets, store, config, folder, on_epoch=each, progress=False), epochs

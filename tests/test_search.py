@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import types
 from collections import Counter
@@ -9,7 +10,7 @@ from collections import Counter
 import pandas as pd
 import pytest
 
-from cirkit import search
+from cirkit import ablations, search
 from cirkit.methods import REGISTRY, method_config
 from cirkit.methods.conesep_config import changes
 from cirkit.runs import RunParameters
@@ -30,8 +31,15 @@ def stand_in(monkeypatch, folder) -> list[dict]:
         ]
         for cell in cells:
             cell["value"] += 100 * (cell["split"] == "test") + 200 * (cell["category"] == "dress")
-        record = {"run_id": f"run{len(asked)}", "metrics": cells, "choose_on": "val", "provenance": {"commit": "c"},
-                  "effective": {"code": "x", "train_config": {"lr": parameters["lr"], "epochs": 8}}}  # fmt: skip
+        config = {"lr": parameters.get("lr", 1e-3), "epochs": 8}
+        record = {
+            "run_id": f"run{len(asked)}",
+            "metrics": cells,
+            "choose_on": "val",
+            "report_on": "test",
+            "provenance": {"commit": "c"},
+            "effective": {"code": "x", "train_config": config},
+        }
         (place / "metrics.json").write_text(json.dumps(record))
         asked.append(parameters)
         return types.SimpleNamespace(folder=place)
@@ -40,13 +48,17 @@ def stand_in(monkeypatch, folder) -> list[dict]:
     return asked
 
 
+# they take the rate of the method that they are the released form of
+RELEASED_TWINS = {"qure-released", "tme-released", "habit-released", "intent-released"}
+
+
 def test_every_method_gets_the_same_tries_at_the_same_rates():
     tries = search.candidates()
     assert len(set(Counter(c["method"] for c in tries).values())) == 1
     per_method = {m: {(c["lr"], c["noise_rate"]) for c in tries if c["method"] == m} for m in search.METHODS}
     assert all(found == per_method["infonce"] for found in per_method.values())
     added = {name for name in REGISTRY if "+" in name or name.startswith("oracle")}
-    assert set(per_method) == set(REGISTRY) - added - {"qure-released"}
+    assert set(per_method) == set(REGISTRY) - added - {name for name in REGISTRY if name in RELEASED_TWINS}
 
 
 def test_one_change_each_goes_through_all_that_differs():
@@ -80,3 +92,26 @@ def test_parts_share_the_work_and_the_whole_is_written(monkeypatch, tmp_path, na
     assert not target.exists()
     search.main([name])
     assert len(pd.read_csv(target)) == len(wanted)
+
+
+@pytest.mark.parametrize("name", search.REPORTED)
+def test_ablations_are_reported_on_test_with_seeds_of_the_tables_and_their_label(monkeypatch, tmp_path, name):
+    asked = stand_in(monkeypatch, tmp_path)
+    wanted = search.TABLES[name]()[:3]
+    found = search.table(wanted, "report_on")
+    assert found["R@1"].tolist() == [100, 101, 102] and found.row.tolist() == [run["label"] for run in wanted]
+    assert found.seed.tolist() == [run["seed"] for run in wanted] and (found.seed < 5).all()
+    assert all(a["noise_seed"] == a["seed"] + 42 and "label" not in a for a in asked)
+
+
+def test_every_ablation_is_a_setting_of_its_own_that_its_method_takes():
+    rows = ablations.ablations()
+    assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows)
+    configs = {}
+    for row in [*rows, *ablations.curves()]:
+        config = method_config(row["method"], **row["method_options"])
+        if row["seed"] == 0 and row["noise_rate"] == 0.5:
+            assert config not in configs.setdefault(row["method"], []), row["label"]
+            configs[row["method"]].append(config)
+    released, full = method_config("conesep-released"), configs["conesep-adapted"][0]
+    assert dataclasses.asdict(released) | {"variant": "adapted"} == dataclasses.asdict(full)

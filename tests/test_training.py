@@ -28,13 +28,16 @@ BLIND = [name for name in REGISTRY if not method_class(name).uses_ledger]
 def world(mini_world, small_backbone):
     triplets = load_fashioniq(mini_world, "train")
     backbone = small_backbone()
-    return triplets, build_store(backbone, ImageFolder(mini_world), triplets.image_ids(), progress=False)
+    made = backbone, ImageFolder(mini_world), triplets.image_ids()
+    return triplets, *(build_store(*made, progress=False, pixels=pixels) for pixels in (False, True))
 
 
 def train(world, small_backbone, name="infonce", triplets=None, config=CONFIG, **options):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of what a method adds to the backbone, as in a run
         method = build_method(name, small_backbone())
+    if method.uses_pixels:
+        options["pixels"] = world[2]
     return method, fit(method, triplets or world[0], world[1], config, progress=False, **options)
 
 

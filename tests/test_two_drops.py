@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cirkit.mining import draw, sort_values
-from cirkit.two_drops import two_drops
+from cirkit.two_drops import lower_scores, one_drop, top_k_below, two_drops
 
 RULES = [
     {"strict": False, "threshold": 0}, {"strict": False, "threshold": 1}, {"strict": False, "threshold": 6},
@@ -164,3 +164,27 @@ def test_scores_are_not_changed():
     before = ordered.clone()
     two_drops(ordered, ordered[:, 1].clone())
     assert torch.equal(ordered, before)
+
+
+def test_one_drop_and_top_k_by_hand():
+    scores = torch.tensor([[0.9, 0.8, 0.7, 0.3, 0.25, 0.2], [0.9, 0.9, 0.5, 0.4, -torch.inf, -torch.inf]])
+    own = torch.tensor([0.8, 0.9])
+    behind = one_drop(scores, own)
+    # steepest below the target: 0.7 -> 0.3 and 0.5 -> 0.4
+    assert behind.first.tolist() == [3, 3] and behind.last.tolist() == [6, 4] and behind.fallback.tolist() == [0, 0]
+    hardest = top_k_below(scores, own, 3)
+    assert hardest.first.tolist() == [2, 2] and hardest.last.tolist() == [5, 4]
+    assert lower_scores(scores, own).first.tolist() == [2, 2]
+    with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
+        top_k_below(scores, own, 0)
+
+
+def test_one_drop_and_top_k_fall_back_where_nothing_is_below():
+    scores, own = torch.tensor([[0.9, 0.5, 0.1], [0.9, 0.5, 0.1], [0.9, 0.5, 0.1]]), torch.tensor([0.1, 0.5, 0.9])
+    behind = one_drop(scores, own)
+    assert behind.fallback.tolist() == [2, 1, 0]  # nothing below; a single image below, so no drop; one drop
+    assert list(zip(behind.first.tolist(), behind.last.tolist(), strict=True)) == [(0, 3), (2, 3), (2, 3)]
+    hardest = top_k_below(scores, own, 1)
+    assert hardest.fallback.tolist() == [2, 0, 0]
+    assert list(zip(hardest.first.tolist(), hardest.last.tolist(), strict=True)) == [(0, 3), (2, 3), (1, 2)]
+    assert one_drop(scores[:, :1], torch.tensor([0.95, 0.9, 0.8])).last.tolist() == [1, 1, 1]

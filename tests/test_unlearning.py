@@ -110,6 +110,19 @@ def test_masks_and_hard_labels_by_hand():
         transport_mask(NOISY, "column")
 
 
+def test_rows_believed_in_part_may_go_both_ways_and_are_labelled_half_and_half():
+    partial = torch.tensor([True, False, False, True, False])
+    closed = {(1, 1), (2, 7), (4, 9)}
+    assert {tuple(p) for p in (~transport_mask(NOISY, partial=partial)).nonzero().tolist()} == closed
+    labels = hard_labels(NOISY, partial=partial)
+    assert labels[0].nonzero()[:, 0].tolist() == [0, 5] and labels[3].nonzero()[:, 0].tolist() == [3, 8]
+    assert labels.sum(dim=1).tolist() == [1.0] * 5 and labels.max(dim=1).values.tolist() == [0.5, 1, 1, 0.5, 1]
+    scores = torch.randn(5, 5) * 0.2, torch.randn(5, 5) * 0.2
+    for marginals in ("uniform", "labels"):
+        moved = unlearning(*scores, NOISY, marginals=marginals, partial=partial)
+        assert moved.plan[0, 0] > 0 and moved.plan[0, 5] > 0 and moved.loss.isfinite()
+
+
 def test_soft_labels_by_hand():
     plan, hard = torch.tensor([[0.1, 0.3, 0.0], [0.2, 0.2, 0.4]]), torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     expected = torch.tensor([[0.6 * 0.25 + 0.4, 0.6 * 0.75, 0.0], [0.6 * 0.25, 0.6 * 0.25, 0.6 * 0.5 + 0.4]])

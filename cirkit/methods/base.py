@@ -20,19 +20,26 @@ from cirkit.scores import max_over_tokens
 
 
 class Batch(NamedTuple):
-    """One step's triplets: ``rows`` [B] in the training set, patch tokens [B,P,Dv] and modification texts."""
+    """One step's triplets: ``rows`` [B] in the training set, patch tokens [B,P,Dv] and modification texts.
+
+    The pixels [B,3,S,S], normalised as the tower takes them, are there for methods that declare ``uses_pixels``.
+    """
 
     rows: Tensor
     references: Tensor
     texts: TokenBatch
     targets: Tensor
+    reference_pixels: Tensor | None = None
+    target_pixels: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class TrainingView:
     """Read access to the whole training set, for hooks that partition or mine.
 
-    ``clean`` [n] is the truth about the noise; it is None unless the method declares ``uses_ledger``.
+    ``clean`` [n] is the truth about the noise; it is None unless the method declares ``uses_ledger``. ``rows`` [m] are
+    the rows that batches are drawn from, int64; None means all. A partition of the whole set should be one
+    of these rows: the others were kept out by a gate, or by the method itself.
     """
 
     triplets: TripletSet
@@ -41,6 +48,7 @@ class TrainingView:
     epochs: int
     seed: int
     clean: Tensor | None = None
+    rows: Tensor | None = None
 
 
 def check_positive(config: object, *names: str) -> None:
@@ -60,6 +68,7 @@ class Method(nn.Module):
     """
 
     uses_ledger = False
+    uses_pixels = False  # to be given each batch's images; an instance may switch it off when it needs them no longer
     lr = 3e-3
     schedule = "one_cycle"  # see `cirkit.training.SCHEDULES`
     # on a backbone with the tower of a large pretrained model, by data set: ConeSep's, at which papers fine-tune BLIP-2

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cirkit.anchors import NEGATIONS, query_oriented, target_oriented
 from cirkit.backbone import Backbone, TokenBatch
-from cirkit.boundary import fidelity, gaussian_patches, gaussian_triplets, noise_boundary, noisy_rows
+from cirkit.boundary import fidelity, gaussian_patches, gaussian_triplets, noise_boundary, noisy_rows, separation
 from cirkit.drawn import drawn_negatives
 from cirkit.losses import infonce, robust_contrastive
 from cirkit.methods.base import Batch, Method, TrainingView
@@ -27,6 +27,7 @@ from cirkit.similarity import own_similarity
 from cirkit.unlearning import unlearning
 
 RANK_LOSSES = {"robust": robust_contrastive, "infonce": infonce}
+LEARNED_SCALE = 10  # so that the schedule's small steps move a learned boundary over its range within the warm-up
 
 
 class ConeSep(Method):
@@ -51,6 +52,10 @@ class ConeSep(Method):
         self.drawn = drawn_negatives(config.drawn) if config.drawn else None
         self.epoch, self.seed = 0, 0
         self.boundary: Tensor | None = None
+        if config.boundary_from == "learned":
+            self.learned_boundary = nn.Parameter(torch.zeros((), device=backbone.device))
+        elif config.boundary_from == "running":
+            self.register_buffer("running_boundary", torch.full((), torch.nan, device=backbone.device))
         self._pool: tuple[Tensor, Tensor] | None = None
         prefixes = backbone.tokenize(NEGATIONS)
         # without [CLS] and [SEP]
@@ -67,8 +72,15 @@ class ConeSep(Method):
     # -- GFQ -----------------------------------------------------------------------------------------------------------
 
     def estimate_boundary(self, texts: TokenBatch) -> Tensor:
-        """The noise boundary as the model stands, from ``draws`` Gaussian triplets with texts of this batch."""
+        """The noise boundary as the model stands, from ``draws`` Gaussian triplets with texts of this batch.
+
+        The others of ``boundary_from`` are the mean over such estimates so far, a learned one, or 0.
+        """
         config, generator = self.config, None
+        if config.boundary_from == "zero":
+            return torch.zeros((), device=texts.ids.device)
+        if config.boundary_from == "learned":
+            return LEARNED_SCALE * self.learned_boundary.detach()
         if config.pool:
             generator = torch.Generator().manual_seed(self.seed)
         images = self._pool
@@ -77,7 +89,12 @@ class ConeSep(Method):
             images = tuple(gaussian_patches(self.backbone, count, generator) for _ in range(2))
         if config.pool:
             self._pool = images
-        return noise_boundary(*gaussian_triplets(self.backbone, *images, texts), config.pairs)
+        boundary = noise_boundary(*gaussian_triplets(self.backbone, *images, texts), config.pairs)
+        if config.boundary_from == "running":
+            before = torch.where(self.running_boundary.isnan(), boundary, self.running_boundary)
+            boundary = torch.lerp(boundary, before, config.momentum)
+            self.running_boundary.copy_(boundary)
+        return boundary
 
     def split(self, similarity: Tensor) -> Tensor:
         """Rows of a batch that count as noisy, bool [B], by s [B,B] and the boundary at hand."""
@@ -85,16 +102,26 @@ class ConeSep(Method):
         values = fidelity(own, self.boundary, self.config.fidelity, self.config.guards)
         return noisy_rows(own, self.boundary, values, self.config.split, self.config.omega)
 
+    def believed_in_part(self, similarity: Tensor, noisy: Tensor) -> Tensor | None:
+        """Rows that are not noisy but would be with an ``omega`` larger by ``partial``; None where that is 0."""
+        if not self.config.partial:
+            return None
+        own = similarity.detach().diagonal()
+        values = fidelity(own, self.boundary, self.config.fidelity, self.config.guards)
+        omega = min(self.config.omega + self.config.partial, 1.0)
+        return noisy_rows(own, self.boundary, values, self.config.split, omega) & ~noisy
+
     # -- NBL -----------------------------------------------------------------------------------------------------------
 
     def anchors(self, references: Tensor | ImageMemory, texts: TokenBatch) -> Tensor:
         """Negative anchors g [B,D], unit norm: composed with the negative prompts in place of the query tokens."""
         if self.config.negate_text:
             texts = self.negated(texts)
+        prompts = self.negative_prompts if self.config.anchor_prompts == "learned" else None
         if self.config.anchors_train == "all":
-            return self.backbone.compose(references, texts, self.negative_prompts)
+            return self.backbone.compose(references, texts, prompts)
         with _frozen(self.backbone):
-            return self.backbone.compose(references, texts, self.negative_prompts)
+            return self.backbone.compose(references, texts, prompts)
 
     def negated(self, texts: TokenBatch) -> TokenBatch:
         """The texts with a randomly drawn negation in front, cut at the backbone's text length."""
@@ -124,6 +151,7 @@ class ConeSep(Method):
         positive = similarity if config.positive_block == "cosine" else (similarity / config.temperature).softmax(1)
         options = ("gamma", "reg", "mask", "marginals", "solver", "scale_cost", "resoftmax", "both_directions")
         chosen = {name: getattr(config, name) for name in options}
+        chosen["partial"] = self.believed_in_part(similarity, noisy)
         return unlearning(positive, negative, noisy, config.label_temperature, **chosen)
 
     # -- the loss ------------------------------------------------------------------------------------------------------
@@ -149,7 +177,9 @@ class ConeSep(Method):
                 self.lr_scale = (~noisy).float().mean().item()
             logs |= {"boundary": self.boundary.item(), "flagged": noisy.float().mean().item()}
         rows = None if noisy is None or config.rank_rows == "all" else ~noisy
-        if self.drawn is None:
+        if config.rank_loss == "none":
+            rank = similarity.sum() * 0
+        elif self.drawn is None:
             rank = RANK_LOSSES[config.rank_loss](similarity, config.temperature, rows)
         else:
             drawn = own_similarity(composed, self.target(self.drawn.patches(batch.rows)))
@@ -157,6 +187,9 @@ class ConeSep(Method):
             logs["s_drawn"] = drawn.mean().item()
         self.terms = {"rank": rank}
         logs["rank"] = rank.item()
+        if config.boundary_from == "learned":
+            self.terms["boundary"] = separation(similarity, LEARNED_SCALE * self.learned_boundary, config.temperature)
+            logs["separation"] = self.terms["boundary"].item()
         # anchors that train nothing but their own prompts matter only for unlearning
         if config.kappa or config.anchors_train == "all":
             anchors = self.anchors(references, batch.texts)

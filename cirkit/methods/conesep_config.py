@@ -17,9 +17,11 @@ SWITCHES = {
     "fidelity": ("released", "monotone", "monotone"),
     "split": ("fraction", "threshold", "threshold"),
     "omega": (0.5, 0.5, 0.2),
+    "boundary_from": ("gaussian", "gaussian", "gaussian"),
     "draws": (0, 4, 64),
     "boundary_every": (1, 1, 7),
     "pool": (False, False, True),
+    "anchor_prompts": ("learned", "learned", "learned"),
     "prompt_init": ("query", "random", "random"),
     "negate_text": (True, False, False),
     "target_oriented": ("softmax", "logits", "balanced"),
@@ -30,6 +32,7 @@ SWITCHES = {
     "negative_block": ("targets", "composed", "composed"),
     "positive_block": ("softmax", "cosine", "cosine"),
     "mask": ("last_column", "own_anchor", "own_anchor"),
+    "partial": (0.0, 0.0, 0.0),
     "marginals": ("uniform", "uniform", "labels"),
     "solver": ("released", "pot", "pot"),
     "scale_cost": (True, False, False),
@@ -58,21 +61,26 @@ class ConeSepConfig(Method.Config):
     target-oriented loss; ``gamma``, share of the plan in the soft labels; ``reg`` of the transport; ``warmup`` N,
     epochs before the split begins.
 
-    GFQ: ``fidelity`` and ``split`` (:mod:`cirkit.boundary`); ``draws`` K, Gaussian images per side, 0 for as many as
-    the batch holds; ``pairs`` of them; ``boundary_every``, steps between estimates; ``pool``, draw the images once and
-    keep them encoded by the frozen tower.
+    GFQ: ``fidelity`` and ``split`` (:mod:`cirkit.boundary`); ``boundary_from``, the ``gaussian`` triplets of a step, a
+    ``running`` mean over steps (``momentum`` of the old value), a parameter ``learned`` from the batch's right and
+    wrong pairs (:func:`cirkit.boundary.separation`), or ``zero``, no boundary; ``draws`` K, Gaussian images per side, 0
+    for as many as the batch holds; ``pairs`` of them; ``boundary_every``, steps between estimates; ``pool``, draw the
+    images once and keep them encoded by the frozen tower.
 
-    NBL: ``prompt_init``, negative prompts begin as a copy of the ``query`` tokens or at ``random``; ``negate_text``,
-    put "not" or the like before the anchor's text; ``target_oriented`` and ``query_oriented``
-    (:mod:`cirkit.anchors`); ``anchors_train``, whether the two losses reach ``all`` parameters or
-    the negative ``prompts`` alone, in which case the unlearning loss does not move the anchors either.
+    NBL: ``anchor_prompts``, ``learned`` ones or the query tokens themselves (``shared``); ``prompt_init``, negative
+    prompts begin as a copy of the ``query`` tokens or at ``random``; ``negate_text``, put "not" or the like before the
+    anchor's text; ``target_oriented`` and ``query_oriented`` (:mod:`cirkit.anchors`); ``anchors_train``, whether the
+    two losses reach ``all`` parameters or the negative ``prompts`` alone, in which case the unlearning loss does not
+    move the anchors either.
 
-    Ranking: ``rank_loss`` on ``all`` rows or on those that count as ``clean`` (``rank_rows``, after the warm-up);
-    ``drawn`` puts one negative more into InfoNCE's softmax, from QuRe's or DQE-CIR's zone (:mod:`cirkit.drawn`).
+    Ranking: ``rank_loss`` (or ``none``) on ``all`` rows or on those that count as ``clean`` (``rank_rows``, after the
+    warm-up); ``drawn`` puts one negative more into InfoNCE's softmax, from QuRe's or DQE-CIR's zone
+    (:mod:`cirkit.drawn`).
 
     BTU (:mod:`cirkit.unlearning`): ``negative_block``, anchors against ``composed`` queries or ``targets``;
-    ``positive_block``, raw ``cosine`` or ``softmax`` over the batch; ``mask``, ``marginals``, ``solver``,
-    ``scale_cost``, ``resoftmax``, ``both_directions``; ``label_temperature``, of the predictions.
+    ``positive_block``, raw ``cosine`` or ``softmax`` over the batch; ``partial``, rows whose fidelity lies less than
+    this above ``omega`` are believed in part (:func:`cirkit.unlearning.transport_mask`); ``mask``, ``marginals``,
+    ``solver``, ``scale_cost``, ``resoftmax``, ``both_directions``; ``label_temperature``, of the predictions.
 
     Learning rate, as a share of the schedule's: ``warmup_lr`` during the warm-up; ``scale_lr``, afterwards the share of
     the batch that counts as clean, since the loss is a mean over that many rows (linear scaling rule).
@@ -93,21 +101,25 @@ class ConeSepConfig(Method.Config):
     warmup: int = 2
     fidelity: Fidelity | None = None
     split: Split | None = None
+    boundary_from: Literal["gaussian", "running", "learned", "zero"] | None = None
+    momentum: float = 0.9
     draws: int | None = None
     pairs: Literal["all", "matched"] = "all"
     boundary_every: int | None = None
     pool: bool | None = None
+    anchor_prompts: Literal["learned", "shared"] | None = None
     prompt_init: Literal["query", "random"] | None = None
     negate_text: bool | None = None
     target_oriented: TargetOriented | None = None
     query_oriented: QueryOriented | None = None
     anchors_train: Literal["all", "prompts"] | None = None
-    rank_loss: Literal["robust", "infonce"] | None = None
+    rank_loss: Literal["robust", "infonce", "none"] | None = None
     rank_rows: Literal["all", "clean"] | None = None
     drawn: Kind | None = None
     negative_block: Literal["composed", "targets"] | None = None
     positive_block: Literal["cosine", "softmax"] | None = None
     mask: Mask | None = None
+    partial: float | None = None
     marginals: Marginals | None = None
     solver: Solver | None = None
     scale_cost: bool | None = None
@@ -135,7 +147,7 @@ class ConeSepConfig(Method.Config):
         if self.variant != "adapted" and self.start != self.variant:
             raise ValueError(f"start={self.start!r} is for 'conesep-adapted' alone; this is variant {self.variant!r}")
         check_positive(self, "temperature", "reg", "label_temperature", "boundary_every", "warmup_lr")
-        for name in ("omega", "gamma"):
+        for name in ("omega", "gamma", "partial", "momentum"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         for name in ("kappa", "zeta", "nu", "warmup", "draws"):
@@ -143,6 +155,8 @@ class ConeSepConfig(Method.Config):
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.drawn is not None and (self.variant != "adapted" or self.rank_loss != "infonce"):
             raise ValueError("drawn negatives go with 'conesep-adapted' and rank_loss='infonce' alone")
+        if self.partial and (self.mask != "own_anchor" or self.split == "boundary"):
+            raise ValueError("partial needs mask='own_anchor' and a split by fidelity, 'threshold' or 'fraction'")
         if self.pool and not self.draws:
             raise ValueError("draws must be at least 1 for a pool of Gaussian images")
 

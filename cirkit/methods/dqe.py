@@ -27,7 +27,7 @@ from cirkit.methods.base import Batch, Method, TrainingView, check_positive
 from cirkit.mid_zone import Scale, chooser
 from cirkit.mining import Corpus, whole_corpus
 from cirkit.scores import max_over_tokens
-from cirkit.similarity import own_similarity
+from cirkit.similarity import drawn_similarity, own_similarity
 
 # columns of the history that an attribute's loss would overwrite
 RESERVED = ("pair", "rank", "loss", "lr", "epoch", "seconds", "note", "s_pos", "s_neg", "temperature", "gradient_norm")
@@ -54,7 +54,8 @@ class DQEConfig(Method.Config):
             would drown q.
         pool: of q and the sub-queries; ``mean`` as in QuRe, so that QuRe is a special case, or ``text``.
     Negatives
-        negatives: from the ``mid_zone``, or uniform over the whole ``corpus``.
+        negatives: from the ``mid_zone``, or uniform over the whole ``corpus``. count: K of them for each query, in one
+            softmax with the target (the summary's pairs have one).
         scale: how Δ comes to lie in [0, 1], see :func:`cirkit.mid_zone.scaled_delta`.
         corpus, definitions, exclude_reference: as in QuRe, see :class:`cirkit.drawn.DrawnNegatives`.
     Loss
@@ -71,6 +72,7 @@ class DQEConfig(Method.Config):
     weight_start: float = 0.1
     pool: Literal["mean", "text"] = "mean"
     negatives: Literal["mid_zone", "corpus"] = "mid_zone"
+    count: int = 1
     alpha: float = 0.2
     beta: float = 0.8
     scale: Scale = "minmax"
@@ -89,7 +91,7 @@ class DQEConfig(Method.Config):
             raise ValueError(
                 f"attributes needs one or more different names, none of {', '.join(RESERVED)}; got {names}"
             )
-        check_positive(self, "temperature", "definitions")
+        check_positive(self, "temperature", "definitions", "count")
         for name in ("margin", "lambda_rank", "lambda_attribute"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -155,7 +157,7 @@ class DQE(Method):
             skipped = {} if config.negations else {"negations": ()}
             self.words = nn.ModuleList(AttributeWords(backbone, words, **skipped) for words in lists)
         zone = chooser(config.alpha, config.beta, config.scale) if config.negatives == "mid_zone" else whole_corpus
-        self.negatives = DrawnNegatives(zone, config.definitions, config.corpus, config.exclude_reference)
+        self.negatives = DrawnNegatives(zone, config.definitions, config.corpus, config.exclude_reference, config.count)
 
     def start_epoch(self, view: TrainingView) -> dict[str, float]:
         return self.negatives.start_epoch(self, view)
@@ -221,19 +223,23 @@ class DQE(Method):
         return self.pair_loss(composed, targets, negatives)
 
     def pair_loss(self, composed: Composed, targets: Tensor, negatives: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The loss from encoded features: target and negative tokens [B,N,D] each."""
+        """The loss from encoded features: target tokens [B,N,D] and those of the negatives [B * K,N,D]."""
         config, temperature = self.config, self.log_temperature.exp()
-        positive, negative = own_similarity(composed.whole, targets), own_similarity(composed.whole, negatives)
+        positive, negative = own_similarity(composed.whole, targets), drawn_similarity(composed.whole, negatives)
         terms = {"pair": bradley_terry(positive, negative, temperature)}
         factors = {"pair": 1.0}
         if config.lambda_rank:
-            terms["rank"], factors["rank"] = F.relu(config.margin - positive + negative).mean(), config.lambda_rank
+            terms["rank"], factors["rank"] = (
+                F.relu(config.margin - positive[:, None] + negative).mean(),
+                config.lambda_rank,
+            )
         if config.lambda_attribute:
             if not config.attribute_targets:
                 targets, negatives = targets.detach(), negatives.detach()
             for name, (rows, features) in composed.parts.items():
                 if len(rows):
-                    gap = own_similarity(features, targets[rows]) - own_similarity(features, negatives[rows])
+                    others = negatives.unflatten(0, (len(targets), -1))[rows].flatten(0, 1)
+                    gap = own_similarity(features, targets[rows])[:, None] - drawn_similarity(features, others)
                     terms[name], factors[name] = F.relu(config.margin - gap).mean(), config.lambda_attribute
         self.terms = {name: factors[name] * term for name, term in terms.items()}
         with torch.no_grad():

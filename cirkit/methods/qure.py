@@ -21,13 +21,14 @@ from cirkit.backbone import Backbone, TokenBatch
 from cirkit.drawn import DrawnNegatives
 from cirkit.losses import bradley_terry
 from cirkit.methods.base import Batch, Method, TrainingView, check_positive
-from cirkit.mining import Corpus
+from cirkit.mining import Corpus, whole_corpus
 from cirkit.scores import max_over_tokens
 from cirkit.similarity import own_similarity
-from cirkit.two_drops import two_drops
+from cirkit.two_drops import one_drop, top_k_below, two_drops
 
 # switch -> (released, paper)
 SWITCHES = {
+    "zone": ("two_drops", "two_drops"),
     "below": ("place", "score"),
     "threshold": (1, 0),
     "keep_steepest": (False, False),
@@ -50,6 +51,8 @@ class QuReConfig(Method.Config):
         temperature: tau, where the learned temperature starts.
         temperature_form: ``log`` learns its logarithm, so that it stays positive; ``free`` the number itself, without
             bound (released); ``none`` does not divide.
+        zone: where negatives come from: between the ``two_drops``, behind the steepest one (``one_drop``), the
+            ``top_k`` best below the target, or anywhere (``random``). top_k: how many.
         below: what lies below the target, a lower ``score`` (paper) or a later ``place`` (released: ties stay).
         threshold: how many places, at least, the two drops lie apart, minus 1 (consecutive_threshold of the released
             code, which may discard the steepest drop). keep_steepest: do not discard it, look for a partner.
@@ -62,6 +65,8 @@ class QuReConfig(Method.Config):
     definitions: int = 6
     temperature: float = 0.07
     temperature_form: Literal["log", "free", "none"] | None = None
+    zone: Literal["two_drops", "one_drop", "top_k", "random"] | None = None
+    top_k: int = 50
     below: Literal["score", "place"] | None = None
     threshold: int | None = None
     keep_steepest: bool | None = None
@@ -81,7 +86,7 @@ class QuReConfig(Method.Config):
                     f"{name}={getattr(self, name)!r} would no longer be the {self.variant} variant of QuRe; take"
                     ' method "qure" with variant="adapted"'
                 )
-        check_positive(self, "definitions", "temperature")
+        check_positive(self, "definitions", "temperature", "top_k")
         if self.threshold < 0:
             raise ValueError(f"threshold must not be negative, got {self.threshold}")
 
@@ -106,11 +111,19 @@ class QuRe(Method):
         start = math.log(config.temperature) if config.temperature_form == "log" else config.temperature
         learns = config.temperature_form != "none"
         self.learned = nn.Parameter(torch.tensor(start, device=backbone.device)) if learns else None
-        chooser = partial(
-            two_drops, threshold=config.threshold, strict=config.below == "score", keep_steepest=config.keep_steepest
-        )
+        choosers = {
+            "two_drops": partial(
+                two_drops,
+                threshold=config.threshold,
+                strict=config.below == "score",
+                keep_steepest=config.keep_steepest,
+            ),
+            "one_drop": one_drop,
+            "top_k": partial(top_k_below, k=config.top_k),
+            "random": whole_corpus,
+        }
         corpus: Corpus | None = None if config.corpus == "by_data" else config.corpus
-        self.negatives = DrawnNegatives(chooser, config.definitions, corpus, config.exclude_reference)
+        self.negatives = DrawnNegatives(choosers[config.zone], config.definitions, corpus, config.exclude_reference)
 
     @property
     def temperature(self) -> Tensor:

@@ -11,6 +11,7 @@ from cirkit.plots.boundaries import (
 )
 from cirkit.plots.counts import combination_map, count_matrix, stacked_counts, text_statistics
 from cirkit.plots.pictures import image_strip, triplet_grid, triplet_pairs
+from cirkit.plots.published import cost_panels, detection_curves, difference_map, rank_panels, recall_beside
 from cirkit.plots.rankings import drop_curves, drop_histograms, interval_bars, line_panels
 from cirkit.plots.results import attribute_bars, probe_bars, recall_by_epochs, recall_by_rate, training_history
 from cirkit.plots.satisfaction import interval_panels, order_slopes, shares_in_top
@@ -52,7 +53,10 @@ __all__ = [
     "collapse_histories",
     "combination_map",
     "cone_histograms",
+    "cost_panels",
     "count_matrix",
+    "detection_curves",
+    "difference_map",
     "drop_curves",
     "drop_histograms",
     "fidelity_curves",
@@ -71,6 +75,8 @@ __all__ = [
     "order_slopes",
     "pass_maps",
     "probe_bars",
+    "rank_panels",
+    "recall_beside",
     "recall_by_epochs",
     "recall_by_rate",
     "roc_panels",
