@@ -7,7 +7,15 @@ has left out most of it already (for its changes, see the table ``changes`` of :
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from cirkit.bootstrap import paired_bootstrap
+from cirkit.paths import results_dir
+from cirkit.tables import query_hits
 
 RATES, SEEDS = (0.2, 0.5), (0, 1)
 
@@ -43,9 +51,10 @@ QURE = (
     Row("qure", "one drop", {"variant": "adapted", "zone": "one_drop"}),
     Row("qure", "top 50 below the target", {"variant": "adapted", "zone": "top_k"}),
     Row("qure", "random", {"variant": "adapted", "zone": "random"}),
-    Row("qure", "defined once", {"definitions": 1}),
-    Row("qure", "defined twice", {"definitions": 2}),
-    Row("qure", "defined every epoch", {"definitions": 8}),
+    # in 8 epochs, n_def 6 defines before each epoch but the first
+    Row("qure", "n_def 4: defined three times", {"definitions": 4}),
+    Row("qure", "n_def 2: defined once", {"definitions": 2}),
+    Row("qure", "n_def 1: never defined", {"definitions": 1}),
 )
 DQE = (
     Row("dqe", "full", {}),
@@ -88,3 +97,44 @@ def curves() -> list[dict]:
         for name, values in CURVES.items()
         for value in values
     ]  # fmt: skip
+
+
+def against_full(found: pd.DataFrame, k: int = 1, runs: Path | None = None) -> pd.DataFrame:
+    """What each row loses or wins against its method as it is, on the same queries, noise and seeds.
+
+    Args:
+        found: the table ``ablations`` of :mod:`cirkit.search`; the first row of each method is the method as it is.
+        k: of R@k.
+        runs: folder of the runs, ``<results>/runs`` by default.
+
+    Returns:
+        One line for each method, row and noise rate: R@k, its difference to the method as it is, mean over the seeds
+        that both have, with a 95 % interval over queries (``low``, ``high``), the standard deviation ``sd`` over seeds
+        and their number. Runs whose ranks are not there are left out.
+    """
+    runs = results_dir() / "runs" if runs is None else runs
+    out = []
+    for (method, rate), part in found.groupby(["method", "noise_rate"], sort=False):
+        hits: dict[tuple[str, int], pd.Series] = {}
+        for row in part.itertuples():
+            own = query_hits(runs / row.run_id / "ranks_test.csv", k)
+            if len(own):
+                hits[row.row, row.seed] = own
+        full = part.row.iloc[0]
+        for label in dict.fromkeys(part.row):
+            seeds = [seed for (name, seed) in hits if name == label and (full, seed) in hits]
+            if not seeds:
+                continue
+            ours, theirs = ([hits[name, seed] for seed in seeds] for name in (label, full))
+            gaps = [
+                (a.groupby(level=0).mean() - b.groupby(level=0).mean()).mean()
+                for a, b in zip(ours, theirs, strict=True)
+            ]
+            interval = paired_bootstrap(np.mean(ours, axis=0), np.mean(theirs, axis=0), ours[0].index)
+            out.append({
+                "method": method, "row": label, "noise_rate": rate,
+                f"R@{k}": float(np.mean([own.groupby(level=0).mean().mean() for own in ours])),
+                "difference": interval.value, "low": interval.low, "high": interval.high,
+                "sd": float(np.std(gaps, ddof=1)) if len(gaps) > 1 else np.nan, "seeds": len(seeds),
+            })  # fmt: skip
+    return pd.DataFrame(out)

@@ -95,7 +95,7 @@ def beside(ours: pd.DataFrame, published: pd.DataFrame, rows: Rows = ROWS, pairs
     for dataset, name in BESIDE.items():
         here = ours[ours.dataset == dataset]
         there = published_tables(published).query("dataset == @name")
-        for metric, other in pairs[name] if len(here) else ():
+        for metric, other in pairs.get(name, ()) if len(here) else ():
             mean = here[here.metric == metric].groupby(["method", "noise_rate"])
             mean = mean.agg(
                 value=("value", "mean"), low=("low", "mean"), high=("high", "mean"), seeds=("seed", "nunique")

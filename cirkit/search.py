@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from cirkit.ablations import ablations, curves
+from cirkit.ablations import ablations, against_full, curves
 from cirkit.data.garments import GarmentsRecipe, build_garments
 from cirkit.methods import method_class
 from cirkit.methods.conesep_config import changes
@@ -151,11 +151,15 @@ def main(arguments: list[str] | None = None) -> None:
     found = table(TABLES[options.table]()[first::step], split)
     if step > 1:
         return
-    target = results_dir() / "search" / f"{options.table}.csv"
-    with atomic_path(target) as path:
-        found.to_csv(path, index=False, lineterminator="\n")
-    if options.reference:
-        shutil.copyfile(target, project_root() / "results" / "reference" / target.name)
+    tables = {options.table: found}
+    if options.table == "ablations":
+        tables["ablations_paired"] = against_full(found)
+    for name, frame in tables.items():
+        target = results_dir() / "search" / f"{name}.csv"
+        with atomic_path(target) as path:
+            frame.to_csv(path, index=False, lineterminator="\n")
+        if options.reference:
+            shutil.copyfile(target, project_root() / "results" / "reference" / target.name)
 
 
 TABLES = {

@@ -154,7 +154,7 @@ def paired(
     settings = [key for key in KEYS if key not in own]
     columns = [*own, *settings, "noise_seed", "seed", "run_id", "split"]
     rows = table[table.reported & (table.metric == f"R@{k}") & (table.category == "mean")][columns]
-    hits = {(r.run_id, r.split): _hits(runs / r.run_id / f"ranks_{r.split}.csv", k) for r in rows.itertuples()}
+    hits = {(r.run_id, r.split): query_hits(runs / r.run_id / f"ranks_{r.split}.csv", k) for r in rows.itertuples()}
     rows = rows[[len(hits[r.run_id, r.split]) > 0 for r in rows.itertuples()]]
     base = rows[(rows.method == baseline) & (rows.gate == "none")]
     base = base[base.lr == base.lr.mode().max()] if len(base) else base
@@ -183,7 +183,7 @@ def _cells(interval) -> dict[str, float]:
     return {"difference": interval.value, "low": interval.low, "high": interval.high, "n": interval.n}
 
 
-def _hits(path: Path, k: int) -> pd.Series:
+def query_hits(path: Path, k: int) -> pd.Series:
     """Recall at k of each query in percent, index category; empty where there is no such file."""
     if not path.is_file():
         return pd.Series(dtype=float)

@@ -143,6 +143,7 @@ def test_missing_rows_are_named_with_their_rates(published):
     assert gone["sprc"] == "0 0.2 0.5" and gone["intent"] == "0 0.2 0.5 0.8" and gone["clip4cir"] == "0"
     assert not {"SSN", "CALA"} & set(joined.paper)  # nothing here stands for them
     assert beside(rows({"sprc": 5.0}, dataset="other"), published).empty
+    assert beside(rows({"sprc": 5.0}, dataset="scenes"), published, pairs={"FashionIQ": (("R@1", "AVG."),)}).empty
 
 
 # --- agreement --------------------------------------------------------------------------------------------

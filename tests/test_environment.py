@@ -199,7 +199,7 @@ ORDER = [
     ["mutual_information", "history", "spectrum"],
     ["passes", "mixture", "attention", "boundary", "anchors", "transport", "unlearning", "attributes"],
     ["methods.base", "retrieval", "gallery_scores", "mining", "two_drops", "mid_zone", "drawn", "benchmark"],
-    ["methods.conesep_config", "methods.tme_config", "methods.*", "methods", "ablations"],
+    ["methods.conesep_config", "methods.tme_config", "methods.*", "methods"],
     ["train_scores", "evidence", "gate", "checkpoints", "training", "forgetting"],
     [
         "run_parameters",
@@ -211,6 +211,7 @@ ORDER = [
         "plots",
         "tables",
         "publish",
+        "ablations",
         "search",
         "conesep_page",
         "published",

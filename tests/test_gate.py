@@ -7,6 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
+import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,6 +19,7 @@ from test_snakefile import ROOT, snakemake, stand_in
 from test_tables import record
 from test_training import CONFIG, Killed, Oracle, Probe, losses, train, world  # noqa: F401
 
+from cirkit import plots
 from cirkit.evidence import evidence_scores
 from cirkit.gate import FACTOR, Gate, gate_quality, kept_rows, mirrored_null, open_gate
 from cirkit.ledger import Ledger, NoisyTriplets
@@ -28,6 +31,8 @@ from cirkit.run_parameters import RunParameters
 from cirkit.runs import prepare, train_or_load
 from cirkit.tables import collect, compare, detection_table, paired
 from cirkit.training import CHECKPOINT, epoch_order, fit
+
+matplotlib.use("agg")
 
 # --- the rule -----------------------------------------------------------------------------------------------------
 
@@ -140,7 +145,7 @@ def test_where_nothing_is_dropped_precision_does_not_exist():
 
 
 def test_only_kept_rows_are_seen_in_as_many_steps(world, small_backbone):  # noqa: F811
-    triplets, store = world
+    triplets, store = world[:2]
     rows = np.arange(3, len(triplets), 4)
     whole, gated = Probe(small_backbone()), Probe(small_backbone())
     fit(whole, triplets, store, CONFIG, progress=False)
@@ -298,6 +303,18 @@ def test_methods_train_behind_a_gate(world, small_backbone, name):  # noqa: F811
     )  # fmt: skip
     allowed = np.isin(np.arange(len(clean)), rows)
     assert seen and all((found <= allowed).all() and found.any() for found in seen)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_the_training_notebook_shows_a_gate(parameters, rate):
+    shown, run = [], prepare(**parameters | {"noise_rate": rate})
+    cells = json.loads((ROOT / "notebooks" / "07_training.ipynb").read_text(encoding="utf-8"))["cells"]
+    (source,) = ("".join(cell["source"]) for cell in cells if cell["id"] == "gate")
+    given = {"plots": plots, "plt": plt, "gate_quality": gate_quality, "Markdown": str, "display": shown.append}
+    exec(source, given | {"run": run, "ledger": run.noisy.ledger})
+    figure, table = shown
+    assert len(figure.axes[0].get_legend().get_texts()) == (2 if rate else 1)
+    assert ("recall gate" in set(table.metric)) == bool(rate)
 
 
 # --- in records and tables ----------------------------------------------------------------------------------------

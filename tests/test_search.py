@@ -115,3 +115,23 @@ def test_every_ablation_is_a_setting_of_its_own_that_its_method_takes():
             configs[row["method"]].append(config)
     released, full = method_config("conesep-released"), configs["conesep-adapted"][0]
     assert dataclasses.asdict(released) | {"variant": "adapted"} == dataclasses.asdict(full)
+
+
+def test_differences_to_the_full_method_are_those_of_the_same_queries(tmp_path):
+    def ranks(run, better):
+        (tmp_path / run).mkdir()
+        frame = pd.DataFrame({"category": ["a", "a", "a", "b"], "better": better, "tied": 0})
+        frame.to_csv(tmp_path / run / "ranks_test.csv", index=False)
+
+    ranks("full0", [0, 0, 1, 0]), ranks("full1", [0, 1, 1, 0])
+    ranks("less0", [0, 1, 1, 1]), ranks("less1", [0, 1, 1, 0])
+    rows = [("full", 0, "full0"), ("full", 1, "full1"), ("less", 0, "less0"), ("less", 1, "less1"), ("lost", 0, "gone")]
+    found = pd.DataFrame(
+        [{"method": "m", "row": row, "noise_rate": 0.5, "seed": seed, "run_id": run} for row, seed, run in rows]
+    )
+    full, less = ablations.against_full(found, runs=tmp_path).itertuples()
+    assert (full.row, full.difference, full.seeds) == ("full", 0, 2)
+    # recall of the two categories: 2/3 and 1, then 1/3 and 1; without it 1/3 and 0, then 1/3 and 1
+    by_seed = [100 * ((1 / 3 + 0) / 2 - (2 / 3 + 1) / 2), 0.0]
+    assert less.difference == pytest.approx(sum(by_seed) / 2) and less.low <= less.difference <= less.high
+    assert less.sd == pytest.approx(abs(by_seed[0]) / 2**0.5) and less.seeds == 2

@@ -1,5 +1,6 @@
 """Every figure of the study. Functions take arrays or a DataFrame and return a matplotlib Figure."""
 
+from cirkit.plots.ablations import difference_rows, value_curves
 from cirkit.plots.anchors import band_histograms, collapse_histories, lines_by_step, loss_ratios
 from cirkit.plots.boundaries import (
     boundaries_by_batch,
@@ -57,6 +58,7 @@ __all__ = [
     "count_matrix",
     "detection_curves",
     "difference_map",
+    "difference_rows",
     "drop_curves",
     "drop_histograms",
     "fidelity_curves",
@@ -96,6 +98,7 @@ __all__ = [
     "transport_maps",
     "triplet_grid",
     "triplet_pairs",
+    "value_curves",
     "variance_shares",
     "where_noise_lies",
     "zone_curves",

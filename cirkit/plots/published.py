@@ -15,6 +15,7 @@ from cirkit.plots.style import COLOURS
 OURS, THEIRS = COLOURS["vermilion"], COLOURS["blue"]
 _COLOURS = [COLOURS[name] for name in ("vermilion", "orange", "purple", "green", "sky", "grey")]
 _MARKERS = "osD^vP"
+_INKS = [colour for name, colour in COLOURS.items() if name != "yellow"]  # for thin lines and small points
 
 
 def recall_beside(table: pd.DataFrame, published: str, ours: str, columns: int = 4) -> Figure:
@@ -76,7 +77,7 @@ def rank_panels(table: pd.DataFrame, titles: Mapping[tuple, str], panel: Sequenc
     deep = -(-len(groups) // wide)
     figure, axes = plt.subplots(deep, wide, figsize=(0.8 + 2.9 * wide, 0.7 + 2.75 * deep), squeeze=False)
     names = list(dict.fromkeys(table.paper))
-    colours = dict(zip(names, [*COLOURS.values()] * 2, strict=False))
+    colours = dict(zip(names, _INKS * 2, strict=False))
     for axis, (key, part) in zip(axes.flat, groups, strict=False):
         most = len(part) + 0.5
         axis.plot([0.5, most], [0.5, most], color=COLOURS["grey"], linewidth=1, linestyle=":")
@@ -136,11 +137,11 @@ def detection_curves(panels: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndar
     """
     figure, axes = plt.subplots(1, len(panels), figsize=(0.8 + 4.1 * len(panels), 4.9), squeeze=False, sharey=True)
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    colours, lines = list(COLOURS.values()), ("-", "--", "-.", ":")
+    lines = ("-", "--", "-.", ":")
     for axis, (kind, curves) in zip(axes[0], panels.items(), strict=True):
         for name, (false, true, area) in curves.items():
             i = names.index(name)
-            style = {"color": colours[i % len(colours)], "linestyle": lines[(i // 2) % 4]}
+            style = {"color": _INKS[i % len(_INKS)], "linestyle": lines[(i // 2) % 4]}
             axis.plot(false, true, linewidth=1.8, label=f"{name}  {area:.2f}", **style)
         axis.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":")
         axis.set(title=kind, xlim=(0, 1), ylim=(0, 1), xlabel="clean flagged", aspect="equal")
