@@ -83,10 +83,15 @@ def robust_contrastive(similarity: Tensor, temperature: float | Tensor, rows: Te
     Raises:
         ValueError: the matrix is not square, or ``rows`` has another length.
     """
+    per_row = robust_rows(similarity, temperature)
+    return _mean_of(per_row, torch.ones_like(per_row, dtype=torch.bool) if rows is None else rows)
+
+
+def robust_rows(similarity: Tensor, temperature: float | Tensor) -> Tensor:
+    """Each query's own part of :func:`robust_contrastive`, [B], at least float32; same arguments and errors."""
     logits = _logits(similarity, temperature)
     wrong = torch.log1p(-logits.softmax(dim=1).clamp(_CLAMP, 1 - _CLAMP))
-    per_row = -(wrong.sum(dim=1) - wrong.diagonal())
-    return _mean_of(per_row, torch.ones_like(per_row, dtype=torch.bool) if rows is None else rows)
+    return -(wrong.sum(dim=1) - wrong.diagonal())
 
 
 def _mean_of(losses: Tensor, rows: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from cirkit.data.fashioniq import load_fashioniq
 from cirkit.data.images import ImageFolder
 from cirkit.features import build_store
 from cirkit.history import PositionHistory, RowHistory
-from cirkit.losses import robust_contrastive
+from cirkit.losses import robust_contrastive, robust_rows
 from cirkit.methods import TrainingView, build_method
-from cirkit.methods.habit import consistency, outliers, robust_rows, soft_margin
+from cirkit.methods.habit import consistency, outliers, soft_margin
 from cirkit.mutual_information import soft_labels, transition_rates
 from cirkit.noise import corrupt
 from cirkit.scores import max_over_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,6 +56,33 @@ def check_positive(config: object, *names: str) -> None:
     for name in names:
         if not getattr(config, name) > 0:
             raise ValueError(f"{name} must be greater than 0, got {getattr(config, name)}")
+
+
+def check_not_negative(config: object, *names: str) -> None:
+    """Raises ValueError for an option that is less than 0."""
+    for name in names:
+        if getattr(config, name) < 0:
+            raise ValueError(f"{name} must not be negative, got {getattr(config, name)}")
+
+
+def fill_switches(
+    config: Method.Config, own: Mapping[str, object], method: str, take: str, free: Container[str] = ()
+) -> None:
+    """Give each switch of a frozen config that is None the value of its variant.
+
+    Args:
+        own: switch -> the variant's value. free: switches that may have another value in every variant.
+        method, take: what it would no longer be, and what to take instead, for the message.
+
+    Raises:
+        ValueError: another value in a variant other than ``adapted``.
+    """
+    for name, value in own.items():
+        if getattr(config, name) is None:
+            object.__setattr__(config, name, value)
+        elif config.variant != "adapted" and name not in free and getattr(config, name) != value:
+            given = f"{name}={getattr(config, name)!r}"
+            raise ValueError(f"{given} would no longer be the {config.variant} variant of {method}; take {take}")
 
 
 class Method(nn.Module):

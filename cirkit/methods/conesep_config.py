@@ -9,7 +9,7 @@ from typing import Literal
 from cirkit.anchors import QueryOriented, TargetOriented
 from cirkit.boundary import Fidelity, Split
 from cirkit.drawn import Kind
-from cirkit.methods.base import Method, check_positive
+from cirkit.methods.base import Method, check_not_negative, check_positive, fill_switches
 from cirkit.unlearning import Marginals, Mask, Solver
 
 # switch -> (released, paper, adapted)
@@ -135,24 +135,15 @@ class ConeSepConfig(Method.Config):
             return  # refused by its name, with the ones there are
         if self.start is None:
             object.__setattr__(self, "start", self.variant)
-        for name, values in SWITCHES.items():
-            own = values[VARIANTS.index(self.start)]
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, own)
-            elif self.variant != "adapted" and getattr(self, name) != own and name not in NUMBERS:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} would no longer be the {self.variant} variant of ConeSep; take"
-                    f" 'conesep-adapted' with start={self.variant!r}"
-                )
+        own = {name: values[VARIANTS.index(self.start)] for name, values in SWITCHES.items()}
+        fill_switches(self, own, "ConeSep", f"'conesep-adapted' with start={self.start!r}", NUMBERS)
         if self.variant != "adapted" and self.start != self.variant:
             raise ValueError(f"start={self.start!r} is for 'conesep-adapted' alone; this is variant {self.variant!r}")
         check_positive(self, "temperature", "reg", "label_temperature", "boundary_every", "warmup_lr")
         for name in ("omega", "gamma", "partial", "momentum"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
-        for name in ("kappa", "zeta", "nu", "warmup", "draws"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_not_negative(self, "kappa", "zeta", "nu", "warmup", "draws")
         if self.drawn is not None and (self.variant != "adapted" or self.rank_loss != "infonce"):
             raise ValueError("drawn negatives go with 'conesep-adapted' and rank_loss='infonce' alone")
         if self.partial and (self.mask != "own_anchor" or self.split == "boundary"):

@@ -23,7 +23,7 @@ from cirkit.attributes import AttributeWords, attribute_list
 from cirkit.backbone import Backbone, TokenBatch
 from cirkit.drawn import DrawnNegatives
 from cirkit.losses import bradley_terry
-from cirkit.methods.base import Batch, Method, TrainingView, check_positive
+from cirkit.methods.base import Batch, Method, TrainingView, check_not_negative, check_positive
 from cirkit.mid_zone import Scale, chooser
 from cirkit.mining import Corpus, whole_corpus
 from cirkit.scores import max_over_tokens
@@ -92,9 +92,7 @@ class DQEConfig(Method.Config):
                 f"attributes needs one or more different names, none of {', '.join(RESERVED)}; got {names}"
             )
         check_positive(self, "temperature", "definitions", "count")
-        for name in ("margin", "lambda_rank", "lambda_attribute"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_not_negative(self, "margin", "lambda_rank", "lambda_attribute")
         chooser(self.alpha, self.beta, self.scale)  # refuses a band out of order
         if self.weight_range == "sigmoid" and not 0 < self.weight_start < 1:
             raise ValueError(f"weight_start must lie between 0 and 1 for a sigmoid, got {self.weight_start}")

@@ -35,24 +35,17 @@ from torch import Tensor
 
 from cirkit.backbone import Backbone
 from cirkit.history import Past, PositionHistory, RowHistory
-from cirkit.methods.base import Batch, Method, TrainingView, check_positive
+from cirkit.losses import robust_rows
+from cirkit.methods.base import Batch, Method, TrainingView, check_not_negative, check_positive, fill_switches
 from cirkit.mutual_information import soft_labels, transition_rates
 from cirkit.scores import max_over_tokens
 
 # switch -> (released, adapted)
 SWITCHES = {"history": ("position", "row"), "consistency_order": ("swapped", "fixed")}
 VARIANTS = ("released", "adapted")
-_CLAMP = 1e-7
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------
-
-
-def robust_rows(similarity: Tensor, temperature: float) -> Tensor:
-    """Each row's part of :func:`cirkit.losses.robust_contrastive`: s [B,B] -> [B], at least float32."""
-    logits = similarity.to(torch.promote_types(similarity.dtype, torch.float32)) / temperature
-    wrong = torch.log1p(-logits.softmax(dim=1).clamp(_CLAMP, 1 - _CLAMP))
-    return wrong.diagonal() - wrong.sum(dim=1)
 
 
 def soft_margin(similarity: Tensor, labels: Tensor, margin: float = 0.5) -> Tensor:
@@ -127,18 +120,10 @@ class HABITConfig(Method.Config):
     def __post_init__(self):
         if self.variant not in VARIANTS:
             return  # refused by its name, with the ones there are
-        for name, values in SWITCHES.items():
-            own = values[VARIANTS.index(self.variant)]
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, own)
-            elif self.variant != "adapted" and getattr(self, name) != own:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} would no longer be the released variant of HABIT; take 'habit'"
-                )
+        own = {name: values[VARIANTS.index(self.variant)] for name, values in SWITCHES.items()}
+        fill_switches(self, own, "HABIT", "'habit'")
         check_positive(self, "temperature", "sharpness", "eps", "min_samples")
-        for name in ("margin", "soft_weight", "consistency_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_not_negative(self, "margin", "soft_weight", "consistency_weight")
         if self.bins < 2:
             raise ValueError(f"bins must be at least 2, got {self.bins}")
 

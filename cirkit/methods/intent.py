@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from cirkit.backbone import Backbone
 from cirkit.losses import robust_contrastive
-from cirkit.methods.base import Batch, Method, TrainingView, check_positive
+from cirkit.methods.base import Batch, Method, TrainingView, check_not_negative, check_positive, fill_switches
 from cirkit.scores import max_over_tokens
 from cirkit.spectrum import spectrum_mix
 
@@ -128,21 +128,13 @@ class INTENTConfig(Method.Config):
     def __post_init__(self):
         if self.variant not in VARIANTS:
             return  # refused by its name, with the ones there are
-        for name, values in SWITCHES.items():
-            own = values[VARIANTS.index(self.variant)]
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, own)
-            elif self.variant != "adapted" and getattr(self, name) != own:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} would no longer be the released variant of INTENT; take 'intent'"
-                )
+        own = {name: values[VARIANTS.index(self.variant)] for name, values in SWITCHES.items()}
+        fill_switches(self, own, "INTENT", "'intent'")
         check_positive(self, "temperature", "scale")
         for name in ("alpha", "ratio"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be greater than 0 and at most 1, got {getattr(self, name)}")
-        for name in ("discriminative_weight", "causal_weight", "causal_epochs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_not_negative(self, "discriminative_weight", "causal_weight", "causal_epochs")
 
 
 class INTENT(Method):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from cirkit.backbone import Backbone, TokenBatch
 from cirkit.drawn import DrawnNegatives
 from cirkit.losses import bradley_terry
-from cirkit.methods.base import Batch, Method, TrainingView, check_positive
+from cirkit.methods.base import Batch, Method, TrainingView, check_not_negative, check_positive, fill_switches
 from cirkit.mining import Corpus, whole_corpus
 from cirkit.scores import max_over_tokens
 from cirkit.similarity import own_similarity
@@ -77,18 +77,10 @@ class QuReConfig(Method.Config):
     def __post_init__(self):
         if self.variant not in VARIANTS:
             return  # refused by its name, with the ones there are
-        for name, (released, paper) in SWITCHES.items():
-            own = released if self.variant == "released" else paper
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, own)
-            elif self.variant != "adapted" and getattr(self, name) != own:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} would no longer be the {self.variant} variant of QuRe; take"
-                    ' method "qure" with variant="adapted"'
-                )
+        own = {name: values[self.variant != "released"] for name, values in SWITCHES.items()}
+        fill_switches(self, own, "QuRe", 'method "qure" with variant="adapted"')
         check_positive(self, "definitions", "temperature", "top_k")
-        if self.threshold < 0:
-            raise ValueError(f"threshold must not be negative, got {self.threshold}")
+        check_not_negative(self, "threshold")
 
 
 class QuRe(Method):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cirkit.backbone import Backbone, TokenBatch
 from cirkit.losses import infonce
-from cirkit.methods.base import Batch, Method, check_positive
+from cirkit.methods.base import Batch, Method, check_not_negative, check_positive
 from cirkit.passes import prompt_pass, second_pass
 from cirkit.scores import max_over_tokens
 
@@ -74,9 +74,7 @@ class SPRC(Method):
 
         def __post_init__(self):
             check_positive(self, "temperature")
-            for name in ("rtc", "align"):
-                if getattr(self, name) < 0:
-                    raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+            check_not_negative(self, "rtc", "align")
 
     config: Config
 

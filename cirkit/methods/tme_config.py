@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from cirkit.methods.base import Method, check_positive
+from cirkit.methods.base import Method, check_not_negative, check_positive, fill_switches
 from cirkit.mixture import Rule, Value
 
 # switch -> (released, adapted)
@@ -72,21 +72,14 @@ class TMEConfig(Method.Config):
     def __post_init__(self):
         if self.variant not in VARIANTS:
             return  # refused by its name, with the ones there are
-        for name, values in SWITCHES.items():
-            own = values[VARIANTS.index(self.variant)]
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, own)
-            elif self.variant != "adapted" and getattr(self, name) != own:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} would no longer be the {self.variant} variant of TME; take"
-                    ' method "tme"'
-                )
+        own = {name: values[VARIANTS.index(self.variant)] for name, values in SWITCHES.items()}
+        fill_switches(self, own, "TME", 'method "tme"')
         check_positive(self, "temperature")
         if self.temperature < LOWEST_TEMPERATURE:
             raise ValueError(f"temperature must be at least {LOWEST_TEMPERATURE}, got {self.temperature}")
-        for name in ("prompt_weight", "alignment_weight", "beta", "qformer_epochs", "proj_epochs", "last_epochs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_not_negative(
+            self, "prompt_weight", "alignment_weight", "beta", "qformer_epochs", "proj_epochs", "last_epochs"
+        )
         for name in ("trade_off", "threshold"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
