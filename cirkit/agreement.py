@@ -14,7 +14,7 @@ from scipy.stats import rankdata
 
 from cirkit.data.annotations import DataError
 from cirkit.rank_correlation import exact_p, kendall, spearman
-from cirkit.records import KEYS
+from cirkit.records import KEYS, up_to_date
 
 Rows = Mapping[str, Sequence[str]]
 Pairs = Mapping[str, Sequence[tuple[str, str]]]
@@ -42,8 +42,7 @@ def combine(reference: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
     """Two tidy tables as one, with the column ``origin``: a reader's ``own`` rows, and those of the reference where the
     reader has no run of that setting and seed."""
     keys = [*KEYS, "noise_seed", "seed"]
-    # what came after the committed record was made, as the gate, was not used in it
-    reference = reference.assign(**{key: "none" for key in keys if key not in reference})
+    reference, own = up_to_date(reference), up_to_date(own)
     if not len(own):
         return reference.assign(origin="reference")
     known = pd.MultiIndex.from_frame(own[keys].drop_duplicates())

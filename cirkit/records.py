@@ -40,6 +40,29 @@ def load_metrics(folder: str | Path) -> dict:
     return record
 
 
+def up_to_date(table: pd.DataFrame) -> pd.DataFrame:
+    """A tidy table of an older version as this one writes it: what there was no choice of then stands at its default.
+
+    That is the gate, and options of methods that came later. Methods that are no longer there are left as they are.
+    """
+    from cirkit.methods import REGISTRY, method_config  # not above: plots read KEYS and shall not load torch for that
+
+    if "gate" not in table:
+        table = table.assign(gate="none")
+    if not {"method", "options"} <= set(table):
+        return table
+    now = {}
+    for method, options in table[["method", "options"]].drop_duplicates().itertuples(index=False):
+        own = {}
+        if method in REGISTRY:
+            own = json.loads(json.dumps(dataclasses.asdict(method_config(method))))
+        now[method, options] = json.dumps(
+            {k: v for k, v in own.items() if k != "variant"} | json.loads(options), sort_keys=True
+        )
+    filled = [now[pair] for pair in zip(table.method, table.options, strict=True)]
+    return table.assign(options=filled)
+
+
 def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
     """Metrics of finished runs (their folders or records) as one table; every row carries what it was made with.
 

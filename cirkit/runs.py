@@ -95,9 +95,10 @@ class Run:
 
     def pixels(self, progress: bool = True) -> PixelStore | None:
         """The training triplets' images as the tower takes them; None if the method has no use for them."""
-        if not type(self.method).uses_pixels:
+        if not self.method.needs_pixels:
             return None
-        ids = {*self.noisy.triplets.references, *self.noisy.triplets.targets}
+        # of both, so that every noise of a data set finds the same store
+        ids = {image for part in (self.data.train, self.noisy.triplets) for image in (*part.references, *part.targets)}
         return build_store(self.method.backbone, self.data.images, sorted(ids), progress=progress, pixels=True)
 
     def evaluate(self) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:

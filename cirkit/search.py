@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from cirkit.ablations import ablations, against_full, curves
+from cirkit.ablations import LABELS, ablations, against_full, curves
 from cirkit.data.garments import GarmentsRecipe, build_garments
 from cirkit.methods import method_class
 from cirkit.methods.conesep_config import changes
@@ -110,14 +110,14 @@ def table(wanted: Iterable[dict], split: str = "choose_on", progress: bool = Fal
     """R@1 and R@10 of every run, trained where it is not there; one row each.
 
     Args:
-        wanted: run parameters; a ``label`` among them is a column of the table. A run's noise is drawn with its seed
+        wanted: run parameters; the labels among them are columns of the table. A run's noise is drawn with its seed
             + 42.
         split: ``choose_on``, validation, or ``report_on``, test.
     """
     rows = []
     for parameters in wanted:
-        given = {"seed": SEED} | {name: value for name, value in parameters.items() if name != "label"}
-        run = train_or_load(progress, **given, noise_seed=given["seed"] + 42)
+        given = {"seed": SEED} | {name: value for name, value in parameters.items() if name not in LABELS}
+        run = train_or_load(progress, **{"noise_seed": given["seed"] + 42} | given)
         rows.append(_row(given | parameters, run.folder, split))
         print(rows[-1], flush=True)
     return pd.DataFrame(rows)
@@ -131,10 +131,12 @@ def _row(parameters: dict, folder: Path, split: str) -> dict:
     options = json.dumps(parameters.get("method_options", {}), sort_keys=True)
     effective = record["effective"]
     settings = effective["train_config"]
-    label = {"row": parameters["label"]} if "label" in parameters else {}
+    labels = {name: parameters[name] for name in LABELS if name in parameters}
     return {
-        "method": parameters["method"], **label, "options": options, "lr": settings["lr"], "epochs": settings["epochs"],
-        "noise_rate": parameters["noise_rate"], "seed": parameters["seed"], "R@1": found["R@1"], "R@10": found["R@10"],
+        **labels, "method": parameters["method"], "options": options,
+        "lr": settings["lr"], "epochs": settings["epochs"],
+        **({"noise_kind": parameters["noise_kind"]} if labels else {}), "noise_rate": parameters["noise_rate"],
+        "seed": parameters["seed"], "R@1": found["R@1"], "R@10": found["R@10"],
         "run_id": record["run_id"], "code": effective["code"], "commit": record["provenance"]["commit"],
     }  # fmt: skip
 

@@ -16,7 +16,8 @@ from cirkit.features import FeatureStore, PixelStore
 from cirkit.methods.base import Batch, Method, TrainingView
 from cirkit.training import TrainConfig, epoch_order
 
-EPOCHS = 3  # begun one after the other: most methods warm up for one or two, and cost more then
+# begun one after the other: methods warm up for up to three, and CLIP4CIR changes what it trains in the middle
+EPOCHS = 5
 
 
 def step_cost(
@@ -28,7 +29,7 @@ def step_cost(
     steps: int = 5,
     pixels: PixelStore | None = None,
 ) -> dict[str, float]:
-    """Train for a step of each of two epochs and a few of the third, and measure these; the method is changed by it.
+    """Train for a step of each of four epochs and a few of the fifth, and measure these; the method is changed by it.
 
     Args:
         clean: bool [n], the truth about the noise; passed on only to methods that declare ``uses_ledger``.

@@ -11,7 +11,7 @@ from cirkit.bootstrap import paired_bootstrap
 from cirkit.data.annotations import DataError
 from cirkit.evaluation import recall_at
 from cirkit.paths import results_dir
-from cirkit.records import KEYS, tidy
+from cirkit.records import KEYS, tidy, up_to_date
 
 HEADLINE = ("R@1", "R@10", "Rs@1", "top-1 all")
 _SHOWN = ("dataset", "method", "noise_kind", "noise_rate")
@@ -117,9 +117,9 @@ def compare(table: pd.DataFrame, reference: pd.DataFrame, metric: str = "R@1") -
 
     Raises:
         DataError: a reference whose rows do not say all that makes a setting, as those of an older version. Only the
-            gate is filled in: before there were gates, runs had none.
+            gate and options of methods are filled in (:func:`cirkit.records.up_to_date`).
     """
-    reference = reference if "gate" in reference else reference.assign(gate="none")
+    reference = up_to_date(reference)
     keys = [*KEYS, "noise_seed", "seed", "split", "category", "metric"]
     if lacking := [key for key in keys if key not in reference]:
         raise DataError(f"the committed record is of an older version (no {', '.join(lacking)}); nothing is compared.")

@@ -144,11 +144,11 @@ def fit(
     chosen = _chosen_rows(method.training_rows(truth), rows, len(triplets))
     if chosen is not None and len(chosen) < 2:
         raise ValueError(f"{type(method).__name__} would train on {len(chosen)} of {len(triplets)} triplets")
-    if type(method).uses_pixels and pixels is None:
+    if method.needs_pixels and pixels is None:
         raise ValueError(f"{type(method).__name__} needs the pixels of its images (build_store with pixels=True)")
     references, targets = store.rows(triplets.references), store.rows(triplets.targets)
     pictures = {}
-    if type(method).uses_pixels:
+    if method.needs_pixels:
         columns = {"reference_pixels": triplets.references, "target_pixels": triplets.targets}
         pictures = {name: pixels.rows(images) for name, images in columns.items()}
     steps = len(epoch_order(len(triplets), config.batch_size, config.seed, 0))

@@ -13,7 +13,7 @@ import pytest
 from cirkit import ablations, search
 from cirkit.methods import REGISTRY, method_config
 from cirkit.methods.conesep_config import changes
-from cirkit.runs import RunParameters
+from cirkit.runs import RunParameters, train_config
 
 
 def stand_in(monkeypatch, folder) -> list[dict]:
@@ -95,26 +95,36 @@ def test_parts_share_the_work_and_the_whole_is_written(monkeypatch, tmp_path, na
 
 
 @pytest.mark.parametrize("name", search.REPORTED)
-def test_ablations_are_reported_on_test_with_seeds_of_the_tables_and_their_label(monkeypatch, tmp_path, name):
+def test_ablations_are_reported_on_test_with_seeds_of_the_tables_and_their_labels(monkeypatch, tmp_path, name):
     asked = stand_in(monkeypatch, tmp_path)
     wanted = search.TABLES[name]()[:3]
     found = search.table(wanted, "report_on")
-    assert found["R@1"].tolist() == [100, 101, 102] and found.row.tolist() == [run["label"] for run in wanted]
+    assert found["R@1"].tolist() == [100, 101, 102] and found.row.tolist() == [run["row"] for run in wanted]
+    assert (found.group == "conesep, released").all() and (found.noise_kind == "shuffle").all()
     assert found.seed.tolist() == [run["seed"] for run in wanted] and (found.seed < 5).all()
-    assert all(a["noise_seed"] == a["seed"] + 42 and "label" not in a for a in asked)
+    assert all(a["noise_seed"] == a["seed"] + 42 and not set(a) & {"row", "group"} for a in asked)
 
 
 def test_every_ablation_is_a_setting_of_its_own_that_its_method_takes():
     rows = ablations.ablations()
     assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows)
-    configs = {}
-    for row in [*rows, *ablations.curves()]:
-        config = method_config(row["method"], **row["method_options"])
-        if row["seed"] == 0 and row["noise_rate"] == 0.5:
-            assert config not in configs.setdefault(row["method"], []), row["label"]
-            configs[row["method"]].append(config)
-    released, full = method_config("conesep-released"), configs["conesep-adapted"][0]
-    assert dataclasses.asdict(released) | {"variant": "adapted"} == dataclasses.asdict(full)
+    seen = {}
+    for run in [*rows, *ablations.curves()]:
+        config = method_config(run["method"], **run["method_options"])
+        if (run["seed"], run["noise_rate"], run["noise_kind"]) == (0, 0.5, "shuffle"):
+            assert config not in seen.setdefault(run["group"], []), run["row"]
+            seen[run["group"]].append(config)
+    assert seen.keys() == ablations.GROUPS.keys()
+
+
+def test_the_group_of_the_released_code_begins_with_the_released_method_at_its_learning_rate():
+    first = ablations.ablations()[0]
+    config = dataclasses.asdict(method_config("conesep-released"))
+    assert dataclasses.asdict(method_config(first["method"], **first["method_options"])) == config | {
+        "variant": "adapted"
+    }
+    rates = {run["lr"] for run in [*ablations.ablations(), *ablations.curves()] if run["group"] == first["group"]}
+    assert rates == {train_config(RunParameters(method="conesep-released")).lr}
 
 
 def test_differences_to_the_full_method_are_those_of_the_same_queries(tmp_path):
@@ -127,7 +137,10 @@ def test_differences_to_the_full_method_are_those_of_the_same_queries(tmp_path):
     ranks("less0", [0, 1, 1, 1]), ranks("less1", [0, 1, 1, 0])
     rows = [("full", 0, "full0"), ("full", 1, "full1"), ("less", 0, "less0"), ("less", 1, "less1"), ("lost", 0, "gone")]
     found = pd.DataFrame(
-        [{"method": "m", "row": row, "noise_rate": 0.5, "seed": seed, "run_id": run} for row, seed, run in rows]
+        [
+            {"group": "m", "row": row, "noise_kind": "shuffle", "noise_rate": 0.5, "seed": seed, "run_id": run}
+            for row, seed, run in rows
+        ]
     )
     full, less = ablations.against_full(found, runs=tmp_path).itertuples()
     assert (full.row, full.difference, full.seeds) == ("full", 0, 2)

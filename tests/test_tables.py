@@ -12,9 +12,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from cirkit import publish as publishing
+from cirkit.agreement import combine
 from cirkit.data.annotations import DataError
 from cirkit.plots import recall_by_rate, save
 from cirkit.publish import BEGIN, END, publish, write_index, write_tables
+from cirkit.records import up_to_date
 from cirkit.run_parameters import RunParameters
 from cirkit.tables import attribute_table, collect, compare, detection_table, every_seed, paired, summarise
 
@@ -79,6 +81,19 @@ def test_difference_pairs_the_same_run_of_both_tables(study):
     expected = expected[~((expected.seed == 1) & (expected.noise_rate == 0.5))]
     difference = compare(table, expected)
     assert len(difference) == 3 and (difference.difference + 1.5).abs().max() < 1e-9
+
+
+def test_a_reference_from_before_an_option_is_still_compared_and_counts_as_known(tmp_path):
+    record(tmp_path, 0, 0.5, 50.0, method="qure")
+    table = collect(tmp_path)
+    older = json.loads(table.options.iloc[0])
+    assert older.pop("zone") == "two_drops"
+    reference = table.assign(options=json.dumps(older, sort_keys=True), value=table.value + 1)
+    assert up_to_date(reference).options.tolist() == table.options.tolist()
+    assert len(compare(table, reference)) == len(compare(table, table)) == 1
+    assert (combine(reference, table).origin == "own").all()
+    changed = reference.assign(options=json.dumps(older | {"zone": "random"}))
+    assert len(compare(table, changed)) == 0
 
 
 def test_study_without_runs_is_one_sentence(tmp_path):

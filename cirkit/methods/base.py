@@ -115,6 +115,11 @@ class Method(nn.Module):
         self.observed: dict[str, Tensor] = {}
         self.terms: dict[str, Tensor] = {}
 
+    @property
+    def needs_pixels(self) -> bool:
+        """Whether a training has to bring the images: some epoch's batches need them."""
+        return self.uses_pixels
+
     def query(self, references: Tensor | ImageMemory, texts: Sequence[str] | TokenBatch) -> Tensor:
         """Reference patches [B,P,Dv], or their memory, and texts -> composed queries [B,D], unit norm."""
         return self.backbone.compose(references, texts)

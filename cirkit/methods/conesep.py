@@ -188,8 +188,11 @@ class ConeSep(Method):
         self.terms = {"rank": rank}
         logs["rank"] = rank.item()
         if config.boundary_from == "learned":
-            self.terms["boundary"] = separation(similarity, LEARNED_SCALE * self.learned_boundary, config.temperature)
-            logs["separation"] = self.terms["boundary"].item()
+            badly = separation(similarity, LEARNED_SCALE * self.learned_boundary, config.temperature)
+            logs["separation"] = badly.item()
+            # as small as its own gradient allows, or all others would lose by the clipping of the whole; AdamW's step
+            # does not depend on the size
+            self.terms["boundary"] = badly * config.temperature / LEARNED_SCALE
         # anchors that train nothing but their own prompts matter only for unlearning
         if config.kappa or config.anchors_train == "all":
             anchors = self.anchors(references, batch.texts)

@@ -78,8 +78,8 @@ class ConeSepConfig(Method.Config):
     (:mod:`cirkit.drawn`).
 
     BTU (:mod:`cirkit.unlearning`): ``negative_block``, anchors against ``composed`` queries or ``targets``;
-    ``positive_block``, raw ``cosine`` or ``softmax`` over the batch; ``partial``, rows whose fidelity lies less than
-    this above ``omega`` are believed in part (:func:`cirkit.unlearning.transport_mask`); ``mask``, ``marginals``,
+    ``positive_block``, raw ``cosine`` or ``softmax`` over the batch; ``partial``, rows that an ``omega`` larger by
+    this would count as noisy are believed in part (:func:`cirkit.unlearning.transport_mask`); ``mask``, ``marginals``,
     ``solver``, ``scale_cost``, ``resoftmax``, ``both_directions``; ``label_temperature``, of the predictions.
 
     Learning rate, as a share of the schedule's: ``warmup_lr`` during the warm-up; ``scale_lr``, afterwards the share of

@@ -131,10 +131,12 @@ class HABITConfig(Method.Config):
 class HABIT(Method):
     """HABIT with its two defects mended, each by a switch.
 
-    The learning rate is that of RCL, whose loss it ranks by; it was not chosen anew.
+    Of the learning rates 1e-4, 5e-4, 1e-3 and 3e-3, validation R@1 of seed 100, summed over the clean set and
+    shuffle 0.5, was best at 1e-3 (62.1 + 33.5).
     """
 
     lr = 1e-3
+    published_lr = {"cirr": 2e-5, "fashioniq": 2e-5}
     variants: tuple[str, ...] = ("adapted",)
     Config = HABITConfig
     config: HABITConfig

@@ -140,11 +140,14 @@ class INTENTConfig(Method.Config):
 class INTENT(Method):
     """INTENT with its two defects mended, each by a switch.
 
-    The learning rate is that of RCL, whose loss it ranks by; it was not chosen anew.
+    Of the learning rates 1e-4, 5e-4, 1e-3 and 3e-3, validation R@1 of seed 100, summed over the clean set and
+    shuffle 0.5, was best at 5e-4 (59.9 + 21.2); at 1e-3 it is better
+    on clean triplets and falls apart under noise (64.9 + 7.6).
     """
 
     uses_pixels = True
-    lr = 1e-3
+    lr = 5e-4
+    published_lr = {"cirr": 2e-5, "fashioniq": 2e-5}
     variants: tuple[str, ...] = ("adapted",)
     Config = INTENTConfig
     config: INTENTConfig
@@ -152,9 +155,13 @@ class INTENT(Method):
     def __init__(self, backbone: Backbone, config: INTENTConfig):
         super().__init__(backbone, config)
         sizes = backbone.config.width, backbone.config.embed_dim
-        self.causal_projection = nn.Linear(*sizes, device=backbone.device)
+        self.causal_projection = nn.Linear(*sizes).to(backbone.device)
         self.scale = nn.Parameter(torch.tensor(config.scale, device=backbone.device))
         self.uses_pixels = config.causal_epochs > 0
+
+    @property
+    def needs_pixels(self) -> bool:
+        return self.config.causal_epochs > 0
 
     def start_epoch(self, view: TrainingView) -> None:
         self.uses_pixels = view.epoch < self.config.causal_epochs

@@ -53,9 +53,13 @@ class SPRC(Method):
     on CIRR (2); there is a seed (3); and a pass without an image is known by its lack of image states (5). In the
     schedule, the released code trains CIRR for 50 and FashionIQ for 30 epochs and starts at 1/25 and 1/100 of the peak
     rate; here every method has the study's one cycle, 8 epochs from 1/25 of the peak.
+
+    Of the learning rates 1e-4, 5e-4, 1e-3 and 3e-3, validation R@1 of seed 100, summed over the clean set and
+    shuffle 0.5, was best at 1e-3 (59.9 + 39.9).
     """
 
     variants = ("released",)
+    lr = 1e-3
 
     @dataclass(frozen=True)
     class Config(Method.Config):
@@ -81,8 +85,8 @@ class SPRC(Method):
     def __init__(self, backbone: Backbone, config: Config):
         super().__init__(backbone, config)
         self.temperature = nn.Parameter(torch.tensor(config.temperature, device=backbone.device))
-        self.prompts = nn.Parameter(torch.empty_like(backbone.query_tokens))
-        nn.init.normal_(self.prompts, std=backbone.config.initializer_range)
+        drawn = torch.randn(backbone.query_tokens.shape)  # on the CPU, so that no device draws others
+        self.prompts = nn.Parameter((drawn * backbone.config.initializer_range).to(backbone.device))
 
     def sentence_prompts(self, references: Tensor, texts: Sequence[str] | TokenBatch) -> Tensor:
         """S [B,N,H]: query states of the pass that fuses reference [B,P,Dv] and text."""
@@ -95,7 +99,7 @@ class SPRC(Method):
     def loss(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
         hidden, targets = self.sentence_prompts(batch.references, batch.texts), self.target(batch.targets)
         similarity = max_over_tokens(second_pass(self.backbone, hidden, batch.texts), targets)
-        self.observe(similarity, self.config.temperature)
+        self.observe(similarity, self.temperature.item())
         prompted = max_over_tokens(prompt_pass(self.backbone, self.prompts, batch.texts), targets)
         itc, rtc = infonce(similarity, self.temperature), infonce(prompted, self.temperature)
         align = prompt_alignment(hidden, self.prompts)

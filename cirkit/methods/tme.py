@@ -90,7 +90,10 @@ class TME(Method):
     of noisy rows, which has no effect at the released weight (3).
 
     Of the released schedule this differs: one learning rate for all phases, by the schedule of all methods here, where
-    ``proj`` had its own optimiser at a constant rate; 8 epochs in place of 30. ``lr`` is that of RCL, whose loss it is.
+    ``proj`` had its own optimiser at a constant rate; 8 epochs in place of 30.
+
+    Of the learning rates 1e-4, 5e-4, 1e-3 and 3e-3, validation R@1 of seed 100, summed over the clean set and
+    shuffle 0.5, was best at 1e-3 (47.4 + 26.5).
     """
 
     variants: tuple[str, ...] = ("adapted",)
@@ -101,8 +104,8 @@ class TME(Method):
 
     def __init__(self, backbone: Backbone, config: TMEConfig):
         super().__init__(backbone, config)
-        self.prompt_tokens = nn.Parameter(torch.empty_like(backbone.query_tokens))
-        nn.init.normal_(self.prompt_tokens, std=backbone.config.initializer_range)
+        drawn = torch.randn(backbone.query_tokens.shape)  # on the CPU, so that no device draws others
+        self.prompt_tokens = nn.Parameter((drawn * backbone.config.initializer_range).to(backbone.device))
         width = backbone.config.vision_width
         self.difference = nn.Linear(width, width).to(backbone.device)
         self.learned = nn.Parameter(torch.tensor(config.temperature, device=backbone.device))
