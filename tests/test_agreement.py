@@ -36,8 +36,9 @@ ORDER = ("sprc", "tme", "habit", "intent", "conesep-adapted")  # worst first, as
 def row(method: str, value: float, rate: float = 0.8, seed: int = 0, width: float = 0.0, **changes) -> dict:
     cell = dict.fromkeys(KEYS, "x") | {
         "dataset": "garments", "method": method, "changed": "none", "gate": "none", "options": "{}",
-        "noise_kind": "shuffle", "noise_rate": rate, "lr": 3e-3, "noise_seed": 42 + seed, "seed": seed, "metric": "R@1", "category": "mean",
-        "reported": True, "value": value, "low": value - width / 2, "high": value + width / 2, "candidates": 600.0,
+        "noise_kind": "shuffle", "noise_rate": rate, "lr": 3e-3, "noise_seed": 42 + seed, "seed": seed,
+        "metric": "R@1", "category": "mean", "reported": True, "value": value,
+        "low": value - width / 2, "high": value + width / 2, "candidates": 600.0,
     }  # fmt: skip
     return cell | changes
 

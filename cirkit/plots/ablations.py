@@ -32,6 +32,7 @@ def difference_rows(table: pd.DataFrame, published: pd.DataFrame | None = None, 
             part.difference, y, xerr=spread, fmt="o", color=colour, capsize=2, label=f"ours, noise rate {rate:g}"
         )
     if published is not None:
+        published = published[published.row.isin(names)]
         for (source, part), marker in zip(published.groupby("source", sort=False), "DsP^", strict=False):
             axis.scatter(
                 part.difference, [place[name] for name in part.row], marker=marker, facecolors="none",
