@@ -45,7 +45,7 @@ def up_to_date(table: pd.DataFrame) -> pd.DataFrame:
 
     That is the gate, and options of methods that came later. Methods that are no longer there are left as they are.
     """
-    from cirkit.methods import REGISTRY, method_config  # not above: plots read KEYS and shall not load torch for that
+    from cirkit.methods import REGISTRY  # not above: plots read KEYS and shall not load torch for that
 
     if "gate" not in table:
         table = table.assign(gate="none")
@@ -53,14 +53,18 @@ def up_to_date(table: pd.DataFrame) -> pd.DataFrame:
         return table
     now = {}
     for method, options in table[["method", "options"]].drop_duplicates().itertuples(index=False):
-        own = {}
-        if method in REGISTRY:
-            own = json.loads(json.dumps(dataclasses.asdict(method_config(method))))
-        now[method, options] = json.dumps(
-            {k: v for k, v in own.items() if k != "variant"} | json.loads(options), sort_keys=True
-        )
+        own = _defaults(method) if method in REGISTRY else {}
+        now[method, options] = json.dumps(own | json.loads(options), sort_keys=True)
     filled = [now[pair] for pair in zip(table.method, table.options, strict=True)]
     return table.assign(options=filled)
+
+
+def _defaults(method: str) -> dict:
+    """Options of a method as it is, as JSON values, without the variant."""
+    from cirkit.methods import method_config  # as above
+
+    own = json.loads(json.dumps(dataclasses.asdict(method_config(method))))
+    return {name: value for name, value in own.items() if name != "variant"}
 
 
 def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
@@ -77,7 +81,6 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
     """
     # not above: plots read KEYS and shall not load torch for that
     from cirkit.gate import FACTOR
-    from cirkit.methods import method_config
 
     frames = []
     for record in records:
@@ -92,8 +95,8 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
         frame["dataset"], frame["exclude_reference"] = protocol["dataset"], protocol["exclude_reference"]
         frame["backbone"], frame["lr"] = effective["backbone"], effective["train_config"]["lr"]
         frame["variant"] = options.pop("variant")
-        own = json.loads(json.dumps(dataclasses.asdict(method_config(p["method"]))))
-        options = {k: v for k, v in own.items() if k != "variant"} | options
+        own = _defaults(p["method"])
+        options = own | options
         other = [f"{k}={v:.4g}" if type(v) is float else f"{k}={v}" for k, v in options.items() if own.get(k) != v]
         frame["changed"] = ", ".join(sorted(other)) or "none"
         frame["options"] = json.dumps(options, sort_keys=True)

@@ -43,12 +43,11 @@ def two_drops(
     Returns:
         Zone; ``fallback`` is 1 for all lower scores, 2 for the whole corpus.
     """
-    rising, value = -ordered, -own[:, None]
-    less = torch.searchsorted(rising, value, right=True)[:, 0]
+    rising = -ordered
+    less, end = _bounds(rising, own)
     if not strict and place is None:
-        place = torch.searchsorted(rising, value)[:, 0]
+        place = torch.searchsorted(rising, -own[:, None])[:, 0]
     after = less if strict else place + 1
-    end = torch.searchsorted(rising, torch.full_like(value, torch.inf))[:, 0]
     drops = rising.diff(dim=1)
     _blank(drops, after, end)
     a, b, found = _partner(drops, threshold) if keep_steepest else _walk(drops, threshold)
@@ -89,11 +88,15 @@ def top_k_below(ordered: Tensor, own: Tensor, k: int) -> Zone:
 
 def lower_scores(ordered: Tensor, own: Tensor) -> Zone:
     """All images that score less than the target; where there are none the whole corpus, with ``fallback`` 2."""
-    rising = -ordered
-    first = torch.searchsorted(rising, -own[:, None], right=True)[:, 0]
-    end = torch.searchsorted(rising, torch.full_like(own[:, None], torch.inf))[:, 0]
+    first, end = _bounds(-ordered, own)
     fallback = torch.where(first < end, 0, 2)
     return Zone(torch.where(fallback == 0, first, 0), end, fallback)
+
+
+def _bounds(rising: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Where lower scores than the target's begin, and where candidates end, by negated scores [B,G]: [B] each."""
+    less = torch.searchsorted(rising, -own[:, None], right=True)[:, 0]
+    return less, torch.searchsorted(rising, torch.full_like(own[:, None], torch.inf))[:, 0]
 
 
 def _blank(drops: Tensor, after: Tensor, end: Tensor) -> None:

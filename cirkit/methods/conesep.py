@@ -98,18 +98,18 @@ class ConeSep(Method):
 
     def split(self, similarity: Tensor) -> Tensor:
         """Rows of a batch that count as noisy, bool [B], by s [B,B] and the boundary at hand."""
+        return self._noisy(similarity, self.config.omega)
+
+    def _noisy(self, similarity: Tensor, omega: float) -> Tensor:
         own = similarity.detach().diagonal()
         values = fidelity(own, self.boundary, self.config.fidelity, self.config.guards)
-        return noisy_rows(own, self.boundary, values, self.config.split, self.config.omega)
+        return noisy_rows(own, self.boundary, values, self.config.split, omega)
 
     def believed_in_part(self, similarity: Tensor, noisy: Tensor) -> Tensor | None:
         """Rows that are not noisy but would be with an ``omega`` larger by ``partial``; None where that is 0."""
         if not self.config.partial:
             return None
-        own = similarity.detach().diagonal()
-        values = fidelity(own, self.boundary, self.config.fidelity, self.config.guards)
-        omega = min(self.config.omega + self.config.partial, 1.0)
-        return noisy_rows(own, self.boundary, values, self.config.split, omega) & ~noisy
+        return self._noisy(similarity, min(self.config.omega + self.config.partial, 1.0)) & ~noisy
 
     # -- NBL -----------------------------------------------------------------------------------------------------------
 
