@@ -9,7 +9,7 @@ CORES = $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -
 
 # Settings of study and grid; named here so that a misspelt one is an error and not the default run.
 SETTINGS = METHODS RATES KINDS SEEDS DATASET DATA_ROOT BACKBONE DEVICE LR GATE THREADS
-KNOWN = PY VENV PYTHON CORES ARGS $(SETTINGS)
+KNOWN = PY VENV PYTHON CORES PROFILE ARGS $(SETTINGS)
 given = $(if $(findstring command line,$(origin $1)),$1)
 UNKNOWN := $(filter-out $(KNOWN) MAKEFLAGS,$(foreach v,$(.VARIABLES),$(call given,$v)))
 ifneq ($(strip $(UNKNOWN)),)
@@ -32,13 +32,16 @@ unexport JUPYTER_PATH
 RESULTS = $(if $(CIRKIT_RESULTS),$(CIRKIT_RESULTS),results)
 quoted = '$(subst ','\'',$1)'
 CHOSEN = $(strip $(foreach v,$(SETTINGS),$(if $(call given,$v),$v=$(call quoted,$($v)))))
-SNAKEMAKE = $(RUN) -m snakemake $@ --cores $(CORES) --rerun-triggers mtime params --rerun-incomplete --nolock \
-	--quiet host progress rules reason $(if $(CHOSEN),--config $(CHOSEN))
+# a folder of settings for Snakemake, one of profiles/ or your own
+PROFILE =
+HOW = $(if $(PROFILE),--profile $(call quoted,$(firstword $(wildcard profiles/$(PROFILE)) $(PROFILE))),--cores $(CORES) \
+	--rerun-triggers mtime params --rerun-incomplete --nolock --quiet host progress rules reason)
+SNAKEMAKE = $(RUN) -m snakemake $@ $(HOW) $(if $(CHOSEN),--config $(CHOSEN))
 
 ALL_DONE = @echo 'All done. In $(RESULTS)/study: summary.md (the table), figures/index.html, notebooks/ (executed).'
 
 .DEFAULT_GOAL := help
-.PHONY: help install own-python study search grid test check pretrain lab reference figures lock clean distclean
+.PHONY: help install own-python study search grid test check parity bench pretrain small lab reference figures lock clean distclean
 .SUFFIXES:
 
 help:
@@ -47,8 +50,12 @@ help:
 	@echo 'make check      the slower checks: style, slow tests, every command of the README'
 	@echo 'make grid       more runs:  make grid METHODS="infonce" RATES="0 0.5" KINDS="shuffle" SEEDS="0 1"'
 	@echo '                also DATASET, DATA_ROOT, BACKBONE, DEVICE, LR, GATE; CORES (runs at once; at most 4 by default), THREADS (1)'
+	@echo '                PROFILE=slurm on a cluster, PROFILE=local for all cores of a machine (profiles/)'
+	@echo 'make parity     the Q-Former and the towers of salesforce-lavis against those of this package: largest differences'
+	@echo 'make bench      time and memory against other ways of computing the same (some minutes);  ARGS=--reference keeps them'
 	@echo 'make lab        JupyterLab with the notebooks'
 	@echo 'make pretrain   make the stage-1 checkpoint of the tiny backbone again'
+	@echo 'make small      make the backbone small, of pretrained parts, for BACKBONE=small (about an hour)'
 	@echo 'make install    only the environment (.venv);  PYTHON=... names the interpreter to make it from'
 	@echo 'make clean      remove what study and grid wrote;  make distclean  also the environment and caches'
 	@echo 'make search     the search for learning rates, on validation;  ARGS=changes, regime or budgets: other tables'
@@ -84,8 +91,17 @@ check: $(READY)
 	$(RUN) -m pytest -m slow $(ARGS)
 	$(RUN) .ci/readme.py --all
 
+parity: $(READY)
+	@RUN=$(RUN) bash .ci/oldest -m cirkit.parity
+
+bench: $(READY)
+	@OMP_NUM_THREADS=1 $(RUN) -m cirkit.bench $(ARGS)
+
 pretrain: $(READY)
 	@$(RUN) -m cirkit.pretrain $(ARGS)
+
+small: $(READY)
+	@$(RUN) -m cirkit.pretrain_small $(ARGS)
 
 lab: $(READY)
 	@$(RUN) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(ARGS)

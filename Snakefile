@@ -23,7 +23,7 @@ WORLDS = ("garments", "scenes")
 
 # seconds of one step with one thread, two at once on two cores; for the announcements only
 SECONDS = {"world": 30, "task_and_data": 30, "noise_injection": 40, "train": 60, "look": 70, "report": 20}
-SLOW_LOOKS = {"12_satisfaction": 130}  # trains one run of its own
+SLOW_LOOKS = {"11_comparison": 170, "12_satisfaction": 130}  # times every method; trains one run of its own
 SLOW_METHODS = {"conesep-released": 130, "conesep-paper": 90, "qure": 85, "dqe": 110}
 
 
@@ -104,8 +104,9 @@ PRESETS = names_in("cirkit/presets.py", "PRESETS")
 DATASET = checked_name("DATASET", single("DATASET", "garments"), DATASETS)
 # each world has a backbone that was pretrained on its pictures and words
 BACKBONE = single("BACKBONE", "tiny-scenes" if DATASET == "scenes" else "tiny")
-if BACKBONE not in PRESETS and not Path(BACKBONE).is_dir():
-    refuse(f"BACKBONE: {BACKBONE!r} is neither a folder nor one of {', '.join(PRESETS)}.")
+ON_HUB = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", BACKBONE) and not Path(BACKBONE).parent.exists()
+if BACKBONE not in PRESETS and not Path(BACKBONE).exists() and not ON_HUB:
+    refuse(f"BACKBONE: {BACKBONE!r} is neither a folder, a file, a hub id, nor one of {', '.join(PRESETS)}.")
 DATA_ROOT = single("DATA_ROOT", "")
 DEVICE = single("DEVICE", "")
 LR = checked_lr(single("LR", "0"))  # 0: each method's own
@@ -148,7 +149,8 @@ def run_of(method, kind, rate, seed):
 
 # what `make study` trains where nothing is chosen: enough for each notebook, and for the first comparison
 STUDY_RUNS = [
-    *((method, "shuffle", rate) for rate in (0.5, 0.0) for method in ("conesep-released", "conesep-paper", "dqe", "qure")),
+    *((method, "shuffle", rate) for rate in (0.5, 0.0) for method in ("conesep-released", "dqe", "qure")),
+    ("conesep-paper", "shuffle", 0.5),
     *((method, "shuffle", rate) for method in ("infonce", "rcl") for rate in (0.0, 0.5)),
     *(("conesep-adapted", "shuffle", rate) for rate in (0.0, 0.2, 0.5, 0.8)),
     ("infonce", "hard", 0.5),
@@ -183,6 +185,14 @@ LOOKED_AT = {
     "06_targeted_unlearning": [("infonce", "shuffle", 0.5)],
     "08_qure": [("infonce", "shuffle", 0.0), ("qure", "shuffle", 0.0)],
     "09_dqe": [("infonce", "shuffle", 0.0), ("dqe", "shuffle", 0.0)],
+    "10_ablations": [],
+    "11_comparison": [
+        *(
+            (method, "shuffle", rate)
+            for method in ("infonce", "rcl", "conesep-adapted", "conesep-released", "qure", "dqe") for rate in (0.0, 0.5)
+        ),
+        ("infonce", "hard", 0.5),
+    ],
     "12_satisfaction": [
         (method, "shuffle", rate) for method in ("infonce", "rcl", "conesep-adapted", "qure", "dqe") for rate in (0.0, 0.5)
     ],
@@ -232,13 +242,20 @@ REAL = all(Path(FASHIONIQ, folder).is_dir() for folder in ("captions", "image_sp
 REAL_OPTION = as_options({"DATA_ROOT": FASHIONIQ}) if REAL else ""
 PACKAGE = sorted(str(path) for path in Path("cirkit").rglob("*") if path.is_file() and path.suffix != ".pyc")
 
+# Memory that a training step frees is kept for the next one: up to 8 % of a step on Linux's own allocator, for the
+# same numbers; others pass over these names.
+for name, size in (("MMAP_THRESHOLD", 2**30), ("TRIM_THRESHOLD", 2**32), ("TOP_PAD", 2**26)):
+    os.environ.setdefault(f"MALLOC_{name}_", str(size))
+
 # A kernel `python3` of this interpreter, found before any of that name that the user has elsewhere. It is
 # quiet about its sockets, which never leave this machine, and about being stopped when the notebook ends.
 kernels = Path(".snakemake", "jupyter").absolute()
 (kernels / "kernels/python3").mkdir(parents=True, exist_ok=True)
 argv = [sys.executable, "-m", "ipykernel_launcher", "--log-level=CRITICAL", "-f", "{connection_file}"]
 kernel = {"argv": argv, "display_name": "Python 3", "language": "python", "metadata": {"debugger": True}}
-(kernels / "kernels/python3/kernel.json").write_text(json.dumps(kernel), encoding="utf-8")
+described, content = kernels / "kernels/python3/kernel.json", json.dumps(kernel)
+if not described.is_file() or described.read_text(encoding="utf-8") != content:  # jobs of a cluster read it meanwhile
+    described.write_text(content, encoding="utf-8")
 os.environ["JUPYTER_PATH"] = str(kernels)
 
 # Snakemake's narration would drown the announcements below, and its copy of a failed command the error itself
@@ -256,12 +273,13 @@ shell.prefix(
 
 # --- one batch at a time in a folder ----------------------------------------------------------------------
 
-# The system frees this lock when its holder ends, in whatever way; Snakemake's own outlives a killed run.
+# The system frees this lock when its holder ends, in whatever way; Snakemake's own outlives a killed run. On a cluster
+# each job reads this file too: they belong to the batch that holds it.
 try:
     import fcntl
 except ImportError:
-    pass
-else:
+    fcntl = None
+if fcntl and workflow.is_main_process:
     Path(".snakemake").mkdir(exist_ok=True)
     batch_lock = open(".snakemake/cirkit-lock", "a+")
     try:
@@ -281,7 +299,8 @@ def seconds_of(rule, run):
     return own or SECONDS[rule]
 
 
-onstart:
+def announce():
+    """Say what is to be done, and about how long it takes."""
     order = [*SECONDS, *RUNS, *LOOKS]
     names = [
         (job.rule.name, job.wildcards.get("run") or job.wildcards.get("look") or "")
@@ -290,7 +309,7 @@ onstart:
     steps = sorted(
         (step for step in names if step[0] in SECONDS), key=lambda step: [order.index(s) for s in step if s]
     )
-    at_once = max(1, workflow.cores // THREADS)
+    at_once = workflow.nodes or max(1, workflow.cores // THREADS)  # nodes: jobs at once on a cluster
     minutes = sum(seconds_of(*step) for step in steps) / at_once / 60
     print(f"To do: {len(steps)} steps, about {minutes:.0f} min; {at_once} at once, threads each: {THREADS}")
     for rule, run in steps:
@@ -298,6 +317,11 @@ onstart:
     sys.stdout.flush()
     os.environ["CIRKIT_STEPS"] = str(len(steps))
     Path(titles).unlink(missing_ok=True)
+
+
+onstart:
+    if workflow.is_main_process:
+        announce()
 
 
 onerror:

@@ -18,7 +18,18 @@ import pandas as pd
 from cirkit.data.annotations import DataError
 from cirkit.paths import atomic_path, project_root, resolve
 from cirkit.plots import recall_by_epochs, recall_by_rate, save, set_style
-from cirkit.tables import attribute_table, collect, compare, detection_table, every_seed, paired, shown_keys, summarise
+from cirkit.tables import (
+    at_a_glance,
+    attribute_table,
+    collect,
+    compare,
+    detection_table,
+    every_seed,
+    paired,
+    reported,
+    shown_keys,
+    summarise,
+)
 
 BEGIN, END = "<!-- results: written by make reference -->", "<!-- end of results -->"
 # of the figures that every training run draws, those of these runs are shown
@@ -150,7 +161,11 @@ def publish(folder: Path) -> None:
     readme = (root / "README.md").read_text(encoding="utf-8")
     if BEGIN not in readme or END not in readme:
         raise DataError(f"README.md lacks the lines {BEGIN!r} and {END!r}, between which the table goes")
-    summary = summarise(collect(folder))
+    table = collect(folder)
+    parts = []
+    for dataset, gallery in reported(table, ("R@1",)).groupby("dataset").candidates.mean().items():
+        cells = at_a_glance(table, dataset).to_markdown(index=False, disable_numparse=True)
+        parts.append(f"R@1 on *{dataset}*, chance {100 / gallery:.2g}:\n\n{cells}")
     records = {f"07_training-{path.stem}.ipynb" for path in (folder / "runs").glob("*-seed0.json")}
     for source, target, wanted in (
         (folder / "notebooks", reference / "notebooks", lambda name: name in records),
@@ -170,7 +185,7 @@ def publish(folder: Path) -> None:
     head, rest = readme.split(BEGIN)
     tail = rest.split(END)[1]
     with atomic_path(root / "README.md") as path:
-        path.write_text(f"{head}{BEGIN}\n\n{summary.to_markdown(index=False)}\n\n{END}{tail}", encoding="utf-8")
+        path.write_text("\n\n".join([f"{head}{BEGIN}", *parts, f"{END}{tail}"]), encoding="utf-8")
 
 
 def _shown(name: str) -> bool:

@@ -68,6 +68,27 @@ def summarise(table: pd.DataFrame, metrics: tuple[str, ...] = HEADLINE) -> pd.Da
     return pd.DataFrame(out)
 
 
+def at_a_glance(table: pd.DataFrame, dataset: str, metric: str = "R@1") -> pd.DataFrame:
+    """One row a method, one column a kind and rate of noise: mean over seeds, ± over seeds, and how many (if several).
+
+    Methods with their default options and learning rate only; behind a gate they have a row of their own, below.
+    """
+    rows = reported(table, (metric,))
+    rows = rows[(rows.dataset == dataset) & (rows.changed == "none")]
+    usual = rows.groupby("method").lr.transform(lambda lr: lr.mode().iloc[0])
+    cells: dict[tuple[bool, str], dict[str, str]] = {}
+    for (method, gate, kind, rate), part in rows[rows.lr == usual].groupby(
+        ["method", "gate", "noise_kind", "noise_rate"], sort=True
+    ):
+        several = f" ±{part.value.std():.1f} ({len(part)})" if len(part) > 1 else ""
+        name = method if gate == "none" else f"{method}, gate {gate}"
+        column = "clean" if rate == 0 else f"{kind} {rate:g}"
+        cells.setdefault((gate != "none", name), {})[column] = f"{part.value.mean():.1f}{several}"
+    columns = sorted({c for row in cells.values() for c in row}, key=lambda c: (c != "clean", "shuffle" not in c, c))
+    lines = [{"method": key[1]} | {c: row.get(c, "–") for c in columns} for key, row in sorted(cells.items())]
+    return pd.DataFrame(lines)
+
+
 def attribute_table(table: pd.DataFrame) -> pd.DataFrame:
     """As :func:`summarise`, with the share of first hits that have the target's colour, sleeve, ... (worlds only)."""
     names = [name for name in dict.fromkeys(table.metric) if name.startswith("top-1 ")]

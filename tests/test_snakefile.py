@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 SENT = "METHOD BACKBONE LR DATASET NOISE_KIND NOISE_RATE NOISE_SEED SEED DATA_ROOT DEVICE RESULT".split()
@@ -153,7 +154,7 @@ def test_a_batch_from_failure_to_done(tmp_path):
         ("DATASET=garment", "DATASET: 'garment' is unknown"),
         ("DATASET=fashioniq", "DATASET: 'fashioniq' needs DATA_ROOT"),
         ("LR=fast", "LR: 'fast' is not a learning rate"),
-        ("BACKBONE=tinny", "BACKBONE: 'tinny' is neither a folder nor one of tiny"),
+        ("BACKBONE=tinny", "BACKBONE: 'tinny' is neither a folder, a file, a hub id, nor one of tiny"),
         ("METHOD=infonce", "there is no setting METHOD"),
     ],
 )
@@ -197,6 +198,29 @@ def test_two_batches_do_not_run_in_one_folder(tmp_path):
     assert result.returncode != 0
     assert "another make study or make grid (process " in result.stderr
     assert snakemake(folder, "grid", "--dry-run").returncode == 0
+
+
+def test_a_job_of_a_cluster_reads_the_file_while_the_batch_holds_the_folder(tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    folder = stand_in(tmp_path / "study")
+    (folder / ".snakemake").mkdir()
+    with open(folder / ".snakemake" / "cirkit-lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        job = snakemake(folder, "grid", "--dry-run", "--mode", "remote")
+    assert job.returncode == 0, job.stderr
+
+
+@pytest.mark.parametrize("profile", sorted((ROOT / "profiles").iterdir()), ids=lambda path: path.name)
+def test_profiles_hold_options_of_snakemake(tmp_path, profile):
+    """That of Slurm needs a plugin for its executor, which is not in the lock; the rest of it is read here."""
+    folder, own = stand_in(tmp_path / "study"), tmp_path / "profile"
+    own.mkdir()
+    settings = yaml.safe_load((profile / "config.yaml").read_text(encoding="utf-8"))
+    executor = settings.pop("executor", None)
+    assert executor in (None, "slurm")
+    (own / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    listed = snakemake(folder, "grid", "--profile", str(own), "--dry-run", "--config", "RATES=0.5")
+    assert listed.returncode == 0, listed.stderr
 
 
 def test_two_folders_of_data_or_weights_are_two_runs(tmp_path):

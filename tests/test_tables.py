@@ -16,9 +16,18 @@ from cirkit.agreement import combine
 from cirkit.data.annotations import DataError
 from cirkit.plots import recall_by_rate, save
 from cirkit.publish import BEGIN, END, publish, write_index, write_tables
-from cirkit.records import up_to_date
+from cirkit.records import tidy, up_to_date
 from cirkit.run_parameters import RunParameters
-from cirkit.tables import attribute_table, collect, compare, detection_table, every_seed, paired, summarise
+from cirkit.tables import (
+    at_a_glance,
+    attribute_table,
+    collect,
+    compare,
+    detection_table,
+    every_seed,
+    paired,
+    summarise,
+)
 
 matplotlib.use("agg")
 
@@ -115,6 +124,21 @@ def test_tables_are_written_and_mixed_code_is_pointed_out(study, monkeypatch, tm
     assert "different versions of the code" in capsys.readouterr().out
 
 
+def test_at_a_glance_a_method_has_one_row_and_one_more_behind_a_gate(tmp_path):
+    for seed, value in ((0, 80.0), (1, 84.0)):
+        record(tmp_path, seed, 0.0, value, run_id=f"a{seed}", lr=3e-3)
+    record(tmp_path, 0, 0.5, 40.0, run_id="b", noise_kind="hard", lr=3e-3)
+    record(tmp_path, 0, 0.5, 70.0, run_id="c", noise_kind="hard", lr=3e-3, gate="text")
+    record(tmp_path, 0, 0.5, 10.0, run_id="d", noise_kind="shuffle", lr=1e-4)  # another rate than usual
+    record(tmp_path, 0, 0.5, 33.0, run_id="e", noise_kind="shuffle", method="rcl")
+    found = at_a_glance(tidy(sorted((tmp_path / "runs").glob("*.json"))), "garments")
+    assert found.to_dict("records") == [
+        {"method": "infonce", "clean": "82.0 ±2.8 (2)", "shuffle 0.5": "–", "hard 0.5": "40.0"},
+        {"method": "rcl", "clean": "–", "shuffle 0.5": "33.0", "hard 0.5": "–"},
+        {"method": "infonce, gate text", "clean": "–", "shuffle 0.5": "–", "hard 0.5": "70.0"},
+    ]
+
+
 def test_publishing_fills_the_readme_block_and_nothing_else(study, monkeypatch, tmp_path):
     monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
     (tmp_path / "README.md").write_text(f"# head\n{BEGIN}\nold\n{END}\ntail\n")
@@ -129,7 +153,7 @@ def test_publishing_fills_the_readme_block_and_nothing_else(study, monkeypatch, 
     write_tables(study)
     publish(study)
     text = (tmp_path / "README.md").read_text()
-    assert text.startswith("# head\n") and text.endswith("tail\n") and "old" not in text and "82.0 ±2.8 [80.0" in text
+    assert text.startswith("# head\n") and text.endswith("tail\n") and "old" not in text and "82.0 ±2.8 (2)" in text
     assert {path.name for path in (tmp_path / "results" / "reference" / "notebooks").iterdir()} == kept
     shown = {"00_world", "07_history_infonce-garments-clean-s0", "07_recall_by_rate"}
     assert {path.stem for path in (tmp_path / "figures").glob("*.png")} == shown
@@ -281,3 +305,15 @@ def test_differences_are_written_against_both_baselines(tmp_path, monkeypatch):
                 ("conesep-adapted+midzone", "rcl"): 4, ("infonce+twodrop", "infonce+random"): 3,
                 ("conesep-adapted+midzone", "conesep-adapted"): 3}  # fmt: skip
     assert {k: round(6 * v / 100) for k, v in found.items()} == expected
+
+
+def test_accumulated_steps_are_another_setting_and_one_where_a_record_is_older(tmp_path):
+    record(tmp_path, 0, 0.5, 50.0, run_id="four", accumulation=4)
+    record(tmp_path, 0, 0.5, 60.0, run_id="old")
+    path = tmp_path / "runs" / "old.json"
+    content = json.loads(path.read_text())
+    content["parameters"].pop("accumulation", None)
+    path.write_text(json.dumps(content))
+    table = tidy(sorted((tmp_path / "runs").glob("*.json")))
+    assert table.groupby("run_id").accumulation.first().to_dict() == {"four": 4, "old": 1}
+    assert (up_to_date(table.drop(columns="accumulation")).accumulation == 1).all()
