@@ -23,7 +23,8 @@ NEVER = {"pip", "cirkit"}
 HEADINGS = {
     "dependencies": "The package",
     "study": "Notebooks and batch runs",
-    "lavis": "What the LAVIS vision towers need (LAVIS itself comes separately)",
+    "small": "Pretrained parts of the preset small",
+    "lavis": "What LAVIS needs, for parity with it (LAVIS itself comes separately)",
     "dev": "Tests and style",
 }
 LAVIS = "pip install --no-deps salesforce-lavis==1.0.2"
@@ -118,7 +119,7 @@ def environment_text(groups: dict[str, list[str]]) -> str:
         "# Its pip section is requirements.txt, line by line; `make lock` writes both.\n"
         "#\n"
         "# salesforce-lavis pins versions that nothing modern can meet, so it is not in the list. It comes\n"
-        "# afterwards and without its dependencies; only the blip2 presets on LAVIS towers need it:\n"
+        "# afterwards and without its dependencies; only `make parity` needs it:\n"
         f"#   {LAVIS}\n"
         "name: cirkit\n"
         "channels:\n"

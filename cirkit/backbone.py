@@ -5,11 +5,9 @@ Shapes: B batch, P patches, Dv vision width, N query tokens, L text tokens, H Q-
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from transformers.models.blip_2.configuration_blip_2 import Blip2QFormerConfig
 from transformers.models.blip_2.modeling_blip_2 import Blip2QFormerModel, Blip2TextEmbeddings
 
+from cirkit.backbone_config import BackboneConfig
 from cirkit.data.preprocess import Preprocess
 from cirkit.qformer import ImageMemory, image_memory, run
 from cirkit.tokens import WordTokenizer
@@ -40,49 +39,32 @@ class TokenBatch(NamedTuple):
         return TokenBatch(self.ids.to(device), self.mask.to(device))
 
 
-@dataclass(frozen=True)
-class BackboneConfig:
-    """Everything needed to rebuild a backbone around its weights. Stored as plain JSON beside them."""
-
-    name: str
-    vocabulary: tuple[str, ...]
-    width: int = 96  # H
-    layers: int = 4
-    heads: int = 4
-    intermediate: int = 192
-    cross_attention_frequency: int = 2
-    query_tokens: int = 4  # N
-    embed_dim: int = 256  # D
-    text_length: int = 32  # longest text in tokens, [CLS] and [SEP] included
-    initializer_range: float = 0.1  # about 1/sqrt(H); 0.02 is meant for H = 768
-    layer_norm_eps: float = 1e-12
-    tower: str = "convolutional"
-    vision_width: int = 96  # Dv
-    vision_layers: int = 2
-    image_size: int = 48
-    pad_ratio: float = 1.25
-    image_mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    image_std: tuple[float, ...] = (0.25, 0.25, 0.25)
-
-    @classmethod
-    def from_dict(cls, values: dict) -> BackboneConfig:
-        """Config from JSON; unknown names are refused (ValueError)."""
-        unknown = sorted(set(values) - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(f"unknown backbone settings: {', '.join(unknown)}")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-
-
 class Backbone(nn.Module):
     """Frozen vision tower, Q-Former and the two projections of BLIP-2's first stage.
 
     Names of sub-modules follow transformers' ``Blip2ForImageTextRetrieval``. The tower is frozen and always in eval
     mode; ``ln_vision``, the LayerNorm behind it, belongs to the trained part, as in the released code of the methods.
+    Nothing is dropped out, where BERT's config has 0.1.
     """
+
+    has_query_tokens = True  # what methods that reach into the Q-Former need
 
     def __init__(self, config: BackboneConfig):
         super().__init__()
         self.config = config
+        if config.tower_dtype not in ("float32", "float16"):
+            raise ValueError(f"tower_dtype must be float32 or float16, got {config.tower_dtype!r}")
+        self.tokenizer = WordTokenizer(config.vocabulary)
+        self.preprocess = Preprocess(
+            size=config.image_size, pad_ratio=config.pad_ratio, mean=config.image_mean, std=config.image_std
+        )
+        self.vision_model = build_tower(config)
+        self.ln_vision = nn.LayerNorm(config.vision_width, eps=config.vision_norm_eps)
+        self._build_encoder(config)
+        self.freeze_tower()
+
+    def _build_encoder(self, config: BackboneConfig) -> None:
+        """Everything behind ``ln_vision``."""
         qformer = Blip2QFormerConfig(
             vocab_size=len(config.vocabulary),
             hidden_size=config.width,
@@ -91,26 +73,20 @@ class Backbone(nn.Module):
             intermediate_size=config.intermediate,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
-            max_position_embeddings=max(config.text_length, 32),
+            max_position_embeddings=config.positions or max(config.text_length, 32),
             initializer_range=config.initializer_range,
             layer_norm_eps=config.layer_norm_eps,
             cross_attention_frequency=config.cross_attention_frequency,
             encoder_hidden_size=config.vision_width,
             use_qformer_text_input=True,
         )
-        self.tokenizer = WordTokenizer(config.vocabulary)
-        self.preprocess = Preprocess(
-            size=config.image_size, pad_ratio=config.pad_ratio, mean=config.image_mean, std=config.image_std
-        )
-        self.vision_model = build_tower(config)
-        self.ln_vision = nn.LayerNorm(config.vision_width)
         self.embeddings = Blip2TextEmbeddings(qformer)
+        self.embeddings.word_embeddings.requires_grad_(config.train_words)
         self.qformer = Blip2QFormerModel(qformer)
         self.query_tokens = nn.Parameter(torch.empty(1, config.query_tokens, config.width))
         self.vision_projection = nn.Linear(config.width, config.embed_dim)
         self.text_projection = nn.Linear(config.width, config.embed_dim)
         self._initialise(config.initializer_range)
-        self.freeze_tower()
 
     def _initialise(self, std: float) -> None:
         nn.init.normal_(self.query_tokens, std=std)
@@ -140,15 +116,22 @@ class Backbone(nn.Module):
         self.vision_model.train(mode and tower_is_free)
         return self
 
+    def place(self, device: torch.device | str) -> Backbone:
+        """Move everything to a device, the tower in the precision that it has there."""
+        device = torch.device(device)
+        dtype = getattr(torch, self.config.tower_dtype) if device.type == "cuda" else torch.float32
+        self.vision_model.to(dtype=dtype)
+        return self.to(device)
+
     @property
     def device(self) -> torch.device:
-        return self.query_tokens.device
+        return self.vision_projection.weight.device
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def patch_tokens(self, pixels: Tensor) -> Tensor:
-        """Frozen tower: pixels [B,3,S,S] -> patch tokens [B,P,Dv], no gradient."""
+        """Frozen tower: pixels [B,3,S,S] -> patch tokens [B,P,Dv], no gradient, in the tower's precision."""
         if pixels.dim() != 4 or pixels.shape[1] != 3:
             raise ValueError(f"pixels must be [B,3,S,S], got {tuple(pixels.shape)}")
         return self.vision_model(pixels)
@@ -160,7 +143,7 @@ class Backbone(nn.Module):
 
     def image_memory(self, patches: Tensor) -> ImageMemory:
         """Patch tokens [B,P,Dv] as the passes below use them; they take it in place of patches that several need."""
-        return image_memory(self.qformer, self.ln_vision(patches.to(self.query_tokens.dtype)))
+        return image_memory(self.qformer, patches, lambda part: self.ln_vision(part.to(self.query_tokens.dtype)))
 
     def hidden_states(
         self,
@@ -183,8 +166,9 @@ class Backbone(nn.Module):
         tokens = texts if texts is None or isinstance(texts, TokenBatch) else self.tokenize(texts)
         if tokens is None and queries is None:
             raise ValueError("a Q-Former pass needs texts or queries")
-        image = patches[0].keys if isinstance(patches, tuple) else patches
-        sizes = {len(x) for x in (image, None if tokens is None else tokens.ids) if x is not None}
+        sizes = set() if tokens is None else {len(tokens.ids)}
+        if patches is not None:
+            sizes |= {patches.rows if isinstance(patches, ImageMemory) else len(patches)}
         if queries is not None:
             queries = queries if queries.dim() == 3 else queries.unsqueeze(0)
             sizes |= {len(queries)} - {1}
@@ -216,7 +200,7 @@ class Backbone(nn.Module):
         """
         if patches is None:
             return run(self.qformer, embeds, mask, wanted=wanted)
-        memory = patches if isinstance(patches, tuple) else self.image_memory(patches)
+        memory = patches if isinstance(patches, ImageMemory) else self.image_memory(patches)
         return run(self.qformer, embeds, mask, query_length, memory, wanted)
 
     def encode_target(self, patches: Tensor) -> Tensor:
@@ -256,14 +240,23 @@ class Backbone(nn.Module):
     # -- identity ----------------------------------------------------------------------------------------------------
 
     def tower_fingerprint(self) -> str:
-        """Hash of all that decides what the frozen tower makes of an image: its weights and the preprocessing."""
-        tower = state_digest(self.vision_model.state_dict())
+        """Hash of all that decides what the frozen tower makes of an image: weights, settings, preprocessing."""
+        settings = ("vision_heads", "tower_norm_eps", "tower_dtype")  # that its weights do not show
+        differ = {k: v for k, v in self.config.to_dict().items() if k in settings}
+        tower = state_digest(self._identity("vision_model.")) + (json.dumps(differ) if differ else "")
         return hashlib.sha256((tower + self.preprocess.fingerprint()).encode()).hexdigest()
 
     def fingerprint(self) -> str:
         """Hash of the whole backbone: every weight and the config."""
-        config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
-        return hashlib.sha256((state_digest(self.state_dict()) + config).encode()).hexdigest()
+        config = json.dumps(self.config.to_dict(), sort_keys=True)
+        return hashlib.sha256((state_digest(self._identity()) + config).encode()).hexdigest()
+
+    def _identity(self, below: str = "") -> dict[str, Tensor]:
+        """The weights whose names begin with ``below``, the tower's as precise as they are on a GPU, wherever it is."""
+        dtype = getattr(torch, self.config.tower_dtype)
+        state = {k: v for k, v in self.state_dict().items() if k.startswith(below)}
+        own = {k: v.to(dtype) for k, v in state.items() if k.startswith("vision_model.") and v.is_floating_point()}
+        return {k.removeprefix(below): v for k, v in (state | own).items()}
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:

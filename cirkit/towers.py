@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from cirkit.backbone import BackboneConfig
+    from cirkit.backbone_config import BackboneConfig
 
 
 class ConvolutionalTower(nn.Module):
@@ -44,12 +45,86 @@ class ConvolutionalTower(nn.Module):
         return tokens
 
 
+class PatchTransformer(nn.Module):
+    """A class token and square patches through transformer layers: [B,3,S,S] -> [B,1+(S/patch)^2,Dv].
+
+    It ends before the last LayerNorm of the published models, which is the backbone's ``ln_vision``. ``embeddings`` and
+    ``encoder`` are those of transformers' vision models, and so are the names of their weights.
+    """
+
+    def __init__(self, image_size: int, embeddings: nn.Module, encoder: nn.Module, first_norm: nn.Module | None = None):
+        super().__init__()
+        self.image_size = image_size
+        self.embeddings = embeddings
+        self.encoder = encoder
+        self.first_norm = first_norm
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        if pixels.shape[-2:] != (self.image_size, self.image_size):
+            raise ValueError(f"the tower takes {self.image_size} x {self.image_size} pixels, got {tuple(pixels.shape)}")
+        tokens = self.embeddings(pixels)
+        if self.first_norm is not None:
+            tokens = self.first_norm(tokens)
+        return self.encoder(inputs_embeds=tokens).last_hidden_state
+
+
+def _settings(config: BackboneConfig) -> dict[str, object]:
+    return {
+        "hidden_size": config.vision_width,
+        "intermediate_size": config.vision_intermediate,
+        "num_hidden_layers": config.vision_layers,
+        "num_attention_heads": config.vision_heads,
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "layer_norm_eps": config.tower_norm_eps,
+        "attn_implementation": "sdpa",
+    }
+
+
+def _convolutional(config: BackboneConfig) -> nn.Module:
+    return ConvolutionalTower(config.image_size, config.vision_width, config.vision_layers, config.vision_heads)
+
+
+def _vit(config: BackboneConfig) -> nn.Module:
+    """ViT-g of EVA-CLIP in BLIP-2, and the ViT of BLIP: the same layers, GELU, one matrix for query, key and value."""
+    from transformers.models.blip_2.configuration_blip_2 import Blip2VisionConfig
+    from transformers.models.blip_2.modeling_blip_2 import Blip2Encoder, Blip2VisionEmbeddings
+
+    described = Blip2VisionConfig(**_settings(config), hidden_act="gelu", qkv_bias=True)
+    return PatchTransformer(config.image_size, Blip2VisionEmbeddings(described), Blip2Encoder(described))
+
+
+def _clip_vit(config: BackboneConfig) -> nn.Module:
+    """ViT of CLIP: a LayerNorm before the layers too, and the quick form of GELU."""
+    from transformers.models.clip.configuration_clip import CLIPVisionConfig
+    from transformers.models.clip.modeling_clip import CLIPEncoder, CLIPVisionEmbeddings
+
+    described = CLIPVisionConfig(**_settings(config), hidden_act="quick_gelu")
+    norm = nn.LayerNorm(config.vision_width, eps=config.tower_norm_eps)
+    return PatchTransformer(config.image_size, CLIPVisionEmbeddings(described), CLIPEncoder(described), norm)
+
+
+def _efficientnet(config: BackboneConfig) -> nn.Module:
+    from cirkit.efficientnet import EfficientNetTower
+
+    return EfficientNetTower(config.image_size)
+
+
+# name -> (config -> module): pixels [B,3,S,S], normalised by the config's mean and std, to patch tokens [B,P,Dv]
+TOWERS: dict[str, Callable[[BackboneConfig], nn.Module]] = {
+    "convolutional": _convolutional,
+    "vit": _vit,
+    "clip-vit": _clip_vit,
+    "efficientnet-lite0": _efficientnet,
+}
+
+
 def build_tower(config: BackboneConfig) -> nn.Module:
-    """The tower that a backbone config names.
+    """The tower that a backbone config names, with random weights.
 
     Raises:
         ValueError: unknown tower name.
     """
-    if config.tower == "convolutional":
-        return ConvolutionalTower(config.image_size, config.vision_width, config.vision_layers)
-    raise ValueError(f"unknown tower {config.tower!r}; known: convolutional")
+    if config.tower not in TOWERS:
+        raise ValueError(f"unknown tower {config.tower!r}; known: {', '.join(TOWERS)}")
+    return TOWERS[config.tower](config)

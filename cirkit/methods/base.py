@@ -95,6 +95,7 @@ class Method(nn.Module):
     """
 
     uses_ledger = False
+    needs_query_tokens = False  # the method prompts the Q-Former or looks at its query positions
     uses_pixels = False  # to be given each batch's images; an instance may switch it off when it needs them no longer
     lr = 3e-3
     schedule = "one_cycle"  # see `cirkit.training.SCHEDULES`
@@ -110,10 +111,21 @@ class Method(nn.Module):
 
     def __init__(self, backbone: Backbone, config: Config):
         super().__init__()
+        self.check_backbone(backbone, config)
         self.backbone = backbone
         self.config = config
         self.observed: dict[str, Tensor] = {}
         self.terms: dict[str, Tensor] = {}
+
+    @classmethod
+    def check_backbone(cls, backbone: Backbone, config: Config) -> None:
+        """Raises ValueError if the method, with these options, needs query tokens and the backbone has none."""
+        asked = [option for option, value in (("pool", "mean"), ("sub_queries", "tokens"))
+                 if getattr(config, option, None) == value]  # fmt: skip
+        if not backbone.has_query_tokens and (cls.needs_query_tokens or asked):
+            why = f"its option {asked[0]} {getattr(config, asked[0])!r} needs" if asked else "it needs"
+            name = backbone.config.name
+            raise ValueError(f"{cls.__name__} cannot use the backbone {name!r}: {why} query tokens, and BLIP has none")
 
     @property
     def needs_pixels(self) -> bool:
@@ -131,7 +143,8 @@ class Method(nn.Module):
     def loss(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
         """Total loss (scalar) and its named, unweighted terms.
 
-        ``step`` counts optimizer steps from 0 over the whole run. A loss of several terms leaves them, as weighted in
+        ``step`` counts optimizer steps from 0 over the whole run; batches that are accumulated into one step have its
+        number all of them. A loss of several terms leaves them, as weighted in
         the total, in ``terms``: training then notes once an epoch how strongly each of them pulls.
         """
         raise NotImplementedError

@@ -84,6 +84,7 @@ class CLIP4CIR(BatchMethod):
     shuffle 0.5, was best at 1e-3 (62.6 + 42.5).
     """
 
+    needs_query_tokens = True
     objective = staticmethod(infonce)
     variants = ("released",)
     lr = 1e-3

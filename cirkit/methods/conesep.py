@@ -39,6 +39,7 @@ class ConeSep(Method):
     On a BLIP-2 backbone the paper trains 20 epochs in batches of 128.
     """
 
+    needs_query_tokens = True
     variants: tuple[str, ...] = ("adapted",)
     lr = 3e-3
     Config = ConeSepConfig
@@ -50,7 +51,7 @@ class ConeSep(Method):
         if config.prompt_init == "random":
             nn.init.normal_(self.negative_prompts, std=backbone.config.initializer_range)
         self.drawn = drawn_negatives(config.drawn) if config.drawn else None
-        self.epoch, self.seed = 0, 0
+        self.epoch, self.seed, self.pool_number = 0, 0, 0
         self.boundary: Tensor | None = None
         if config.boundary_from == "learned":
             self.learned_boundary = nn.Parameter(torch.zeros((), device=backbone.device))
@@ -62,9 +63,10 @@ class ConeSep(Method):
         self._negations = [ids[1 : int(mask.sum()) - 1] for ids, mask in zip(*prefixes, strict=True)]
 
     def start_epoch(self, view: TrainingView) -> dict[str, float] | None:
-        if view.seed != self.seed:
+        number = view.epoch // self.config.pool_epochs if self.config.pool_epochs else 0
+        if (view.seed, number) != (self.seed, self.pool_number):
             self._pool = None
-        self.epoch, self.seed = view.epoch, view.seed
+        self.epoch, self.seed, self.pool_number = view.epoch, view.seed, number
         self.lr_scale = self.config.warmup_lr if view.epoch < self.config.warmup else 1.0
         self.boundary = None  # estimated anew, so that a resumed run goes on as if never interrupted
         return None if self.drawn is None else self.drawn.start_epoch(self, view)
@@ -82,7 +84,8 @@ class ConeSep(Method):
         if config.boundary_from == "learned":
             return LEARNED_SCALE * self.learned_boundary.detach()
         if config.pool:
-            generator = torch.Generator().manual_seed(self.seed)
+            # by its lower 32 bits alone torch's generator of the CPU is seeded
+            generator = torch.Generator().manual_seed((self.seed + 1_000_003 * self.pool_number) % 2**64)
         images = self._pool
         if images is None:
             count = config.draws or len(texts.ids)
@@ -120,6 +123,7 @@ class ConeSep(Method):
         prompts = self.negative_prompts if self.config.anchor_prompts == "learned" else None
         if self.config.anchors_train == "all":
             return self.backbone.compose(references, texts, prompts)
+        references = references.detached() if isinstance(references, ImageMemory) else references
         with _frozen(self.backbone):
             return self.backbone.compose(references, texts, prompts)
 
@@ -159,7 +163,7 @@ class ConeSep(Method):
     def loss(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
         config = self.config
         references: Tensor | ImageMemory = batch.references
-        if config.anchors_train == "all":
+        if config.anchors_train == "all" or config.kappa:
             references = self.backbone.image_memory(references)  # queries and anchors attend to the same
         composed, targets = self.query(references, batch.texts), self.target(batch.targets)
         similarity = max_over_tokens(composed, targets)

@@ -65,7 +65,7 @@ class ConeSepConfig(Method.Config):
     ``running`` mean over steps (``momentum`` of the old value), a parameter ``learned`` from the batch's right and
     wrong pairs (:func:`cirkit.boundary.separation`), or ``zero``, no boundary; ``draws`` K, Gaussian images per side, 0
     for as many as the batch holds; ``pairs`` of them; ``boundary_every``, steps between estimates; ``pool``, draw the
-    images once and keep them encoded by the frozen tower.
+    images once and keep them encoded by the frozen tower, or, with ``pool_epochs``, draw others every so many epochs.
 
     NBL: ``anchor_prompts``, ``learned`` ones or the query tokens themselves (``shared``); ``prompt_init``, negative
     prompts begin as a copy of the ``query`` tokens or at ``random``; ``negate_text``, put "not" or the like before the
@@ -107,6 +107,7 @@ class ConeSepConfig(Method.Config):
     pairs: Literal["all", "matched"] = "all"
     boundary_every: int | None = None
     pool: bool | None = None
+    pool_epochs: int = 0
     anchor_prompts: Literal["learned", "shared"] | None = None
     prompt_init: Literal["query", "random"] | None = None
     negate_text: bool | None = None
@@ -143,13 +144,15 @@ class ConeSepConfig(Method.Config):
         for name in ("omega", "gamma", "partial", "momentum"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
-        check_not_negative(self, "kappa", "zeta", "nu", "warmup", "draws")
+        check_not_negative(self, "kappa", "zeta", "nu", "warmup", "draws", "pool_epochs")
         if self.drawn is not None and (self.variant != "adapted" or self.rank_loss != "infonce"):
             raise ValueError("drawn negatives go with 'conesep-adapted' and rank_loss='infonce' alone")
         if self.partial and (self.mask != "own_anchor" or self.split == "boundary"):
             raise ValueError("partial needs mask='own_anchor' and a split by fidelity, 'threshold' or 'fraction'")
         if self.pool and not self.draws:
             raise ValueError("draws must be at least 1 for a pool of Gaussian images")
+        if self.pool_epochs and not self.pool:
+            raise ValueError("pool_epochs says when to draw the images of a pool anew, and needs pool=True")
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ class HABIT(Method):
     shuffle 0.5, was best at 1e-3 (62.1 + 33.5).
     """
 
+    needs_query_tokens = True
     lr = 1e-3
     published_lr = {"cirr": 2e-5, "fashioniq": 2e-5}
     variants: tuple[str, ...] = ("adapted",)

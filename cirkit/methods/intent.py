@@ -145,6 +145,7 @@ class INTENT(Method):
     on clean triplets and falls apart under noise (64.9 + 7.6).
     """
 
+    needs_query_tokens = True
     uses_pixels = True
     lr = 5e-4
     published_lr = {"cirr": 2e-5, "fashioniq": 2e-5}

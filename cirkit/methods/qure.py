@@ -121,7 +121,7 @@ class QuRe(Method):
     def temperature(self) -> Tensor:
         """tau, a scalar; 1 where scores are not divided."""
         if self.learned is None:
-            return self.backbone.query_tokens.new_ones(())
+            return torch.ones((), device=self.backbone.device)
         return self.learned.exp() if self.config.temperature_form == "log" else self.learned
 
     def query(self, references: Tensor, texts: Sequence[str] | TokenBatch) -> Tensor:

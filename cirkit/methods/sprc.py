@@ -58,6 +58,7 @@ class SPRC(Method):
     shuffle 0.5, was best at 1e-3 (59.9 + 39.9).
     """
 
+    needs_query_tokens = True
     variants = ("released",)
     lr = 1e-3
 

@@ -96,6 +96,7 @@ class TME(Method):
     shuffle 0.5, was best at 1e-3 (47.4 + 26.5).
     """
 
+    needs_query_tokens = True
     variants: tuple[str, ...] = ("adapted",)
     lr = 1e-3
     published_lr = {"cirr": 1e-5, "fashioniq": 1e-5}
@@ -111,6 +112,7 @@ class TME(Method):
         self.learned = nn.Parameter(torch.tensor(config.temperature, device=backbone.device))
         self.phase = PHASES[0]
         self.clean: Tensor | None = None  # bool [n]; None while all rows count as clean
+        self._trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     # -- the queries ---------------------------------------------------------------------------------------------------
 
@@ -147,7 +149,7 @@ class TME(Method):
     def _train(self, phase: str) -> None:
         own = {id(self.prompt_tokens), *map(id, self.difference.parameters())}
         for name, parameter in self.named_parameters():
-            if not name.startswith("backbone.vision_model."):
+            if name in self._trained:
                 parameter.requires_grad_(phase != "proj" or id(parameter) in own)
 
     def start_epoch(self, view: TrainingView) -> dict[str, float]:
