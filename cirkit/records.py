@@ -14,7 +14,8 @@ from cirkit.data.annotations import DataError
 # what two rows must agree on before they are seeds of one setting
 KEYS = [
     "dataset", "method", "variant", "changed", "options", "gate", "backbone", "noise_kind", "noise_rate",
-    "caption_mode", "gallery_rule", "exclude_reference", "epochs", "batch_size", "lr", "mixed_precision", "comparable",
+    "caption_mode", "gallery_rule", "exclude_reference", "epochs", "batch_size", "accumulation", "lr",
+    "mixed_precision", "comparable",
 ]  # fmt: skip
 _FROM_PARAMETERS = (
     "method", "noise_kind", "noise_rate", "noise_seed", "seed", "caption_mode", "gallery_rule", "epochs", "batch_size",
@@ -43,12 +44,14 @@ def load_metrics(folder: str | Path) -> dict:
 def up_to_date(table: pd.DataFrame) -> pd.DataFrame:
     """A tidy table of an older version as this one writes it: what there was no choice of then stands at its default.
 
-    That is the gate, and options of methods that came later. Methods that are no longer there are left as they are.
+    That is the gate, accumulation, and options of methods that came later. Methods that are no longer there are left as
+    they are.
     """
     from cirkit.methods import REGISTRY  # not above: plots read KEYS and shall not load torch for that
 
-    if "gate" not in table:
-        table = table.assign(gate="none")
+    for name, value in (("gate", "none"), ("accumulation", 1)):
+        if name not in table:
+            table = table.assign(**{name: value})
     if not {"method", "options"} <= set(table):
         return table
     now = {}
@@ -89,6 +92,7 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
         p, effective, origin = run["parameters"], run["effective"], run["provenance"]
         for name in _FROM_PARAMETERS:
             frame[name] = p[name]
+        frame["accumulation"] = p.get("accumulation", 1)
         factor = p.get("gate_factor", FACTOR)
         frame["gate"] = (p.get("gate") or "none") + (f" {factor:g}" if p.get("gate") and factor != FACTOR else "")
         protocol, options = effective["protocols"][-1], dict(effective["method_config"])

@@ -18,7 +18,9 @@ from cirkit.run_parameters import RunParameters
 from cirkit.training import TrainConfig
 
 # where things lie or run, and what stands in the effective values in another form: no part of a run's identity
-_PLACES = ("device", "data_root", "image_root", "backbone", "exclude_reference", "lr", "method_options")
+_PLACES = (
+    "device", "data_root", "image_root", "backbone", "exclude_reference", "lr", "method_options", "feature_memory",
+)  # fmt: skip
 
 
 def effective_values(

@@ -18,10 +18,13 @@ class RunParameters:
 
     ``dataset`` is an embedded world (rendered here), or ``fashioniq`` or ``cirr`` (any folder in that layout, given by
     ``data_root``; ``image_root`` if the images lie elsewhere). ``noise_seed`` draws the noise, ``seed`` everything
-    else. ``lr`` 0 takes the method's own. ``exclude_reference`` is None for the data set's own rule.
+    else. ``accumulation`` is how many batches make up an optimizer step (`cirkit.schedule.TrainConfig`). ``lr`` 0 takes
+    the method's own. ``exclude_reference`` is None for the data set's own rule.
     ``method_options`` are the typed options of the method. ``device`` is ``auto`` or a torch device. ``gate`` names the
     evidence by which rows are kept from training (``text``, ``change`` or ``composed``, see `cirkit.gate`), "" for
-    none; ``gate_factor`` is how many medians of the mirrored null it has to exceed.
+    none; ``gate_factor`` is how many medians of the mirrored null it has to exceed. ``feature_memory`` is the share
+    of a GPU's free memory that the features of the training triplets may take; if they need more, and on the CPU, they
+    are read from disk.
     """
 
     method: str = "infonce"
@@ -36,12 +39,14 @@ class RunParameters:
     seed: int = 0
     epochs: int = TrainConfig.epochs
     batch_size: int = TrainConfig.batch_size
+    accumulation: int = TrainConfig.accumulation
     lr: float = 0.0
     mixed_precision: str = TrainConfig.mixed_precision
     caption_mode: str = "first_and_second"
     gallery_rule: str = "split"
     exclude_reference: bool | None = None
     allow_missing_images: bool = False
+    feature_memory: float = 0.5
     gate: str = ""
     gate_factor: float = FACTOR
     method_options: dict = field(default_factory=dict)
@@ -59,6 +64,8 @@ class RunParameters:
             raise ValueError(f"unknown dataset {self.dataset!r}; known: {', '.join(DATASETS)}")
         if SOURCES[self.dataset].build is None and not self.data_root:
             raise ValueError(f"dataset {self.dataset!r} needs data_root, the folder with captions/ and image_splits/")
+        if not 0 <= self.feature_memory <= 1:
+            raise ValueError(f"feature_memory is a share, from 0 to 1, got {self.feature_memory}")
         if self.gate not in ("", *EVIDENCE):
             raise ValueError(f"unknown gate {self.gate!r}; known: {', '.join(EVIDENCE)}, or '' for none")
         if not 0 <= self.gate_factor < math.inf:

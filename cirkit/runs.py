@@ -26,8 +26,10 @@ from cirkit.features import FeatureStore, PixelStore, build_store
 from cirkit.gate import gate_quality, open_gate
 from cirkit.methods import Method, build_method, method_class, method_config
 from cirkit.noise import NoisyTriplets, corrupt
+from cirkit.parallel import is_main, main_first, main_only, processes
+from cirkit.parallel import start as start_processes
 from cirkit.paths import atomic_path, check_writable, resolve, results_dir
-from cirkit.presets import PRESETS, load_backbone, read_weights, unknown_words
+from cirkit.presets import load_backbone, read_weights, unknown_words
 from cirkit.provenance import provenance
 from cirkit.records import load_metrics
 from cirkit.retrieval import encode_images, encode_queries, rank_queries
@@ -85,20 +87,30 @@ class Run:
             by_category = {k: pd.Series(v).groupby(ranks.category).mean().mean() for k, v in recalls.items()}
             return numbers | {f"{self.data.choose.split}_R@{k}": float(v) for k, v in by_category.items()}
 
+        self.hold_features()
         history = fit(
             self.method, self.noisy.triplets, self.store, self.config, self.folder, self.noisy.ledger.clean, each_epoch,
             progress, self.rows, self.pixels(progress),
         )  # fmt: skip
-        with atomic_path(self.folder / "history.csv") as path:
-            history.to_csv(path, index=False)
+        main_only(lambda: self._write_table("history.csv", history))
         return history
 
+    def hold_features(self) -> bool:
+        """Keep the features of the training triplets on the GPU, if there is one and they fit; whether they are."""
+        device, train = self.method.backbone.device, self.noisy.triplets
+        if device.type != "cuda":  # in main memory the pages of the file are kept as long as there is room
+            return False
+        images = {*train.references, *train.targets}
+        return self.store.hold(device, sorted(images), self.parameters.feature_memory)
+
+    @main_first()
     def pixels(self, progress: bool = True) -> PixelStore | None:
         """The training triplets' images as the tower takes them; None if the method has no use for them."""
         if not self.method.needs_pixels:
             return None
         # of both, so that every noise of a data set finds the same store
         ids = {image for part in (self.data.train, self.noisy.triplets) for image in (*part.references, *part.targets)}
+        progress = progress and is_main()
         return build_store(self.method.backbone, self.data.images, sorted(ids), progress=progress, pixels=True)
 
     def evaluate(self) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
@@ -133,10 +145,16 @@ class Run:
 
     def record(self, metrics: pd.DataFrame, ranks: dict[str, pd.DataFrame]) -> Path:
         """Write ranks, weights and, last of all, ``metrics.json``; returns its path."""
+        main_only(lambda: self._write(metrics, ranks))
+        return self.folder / "metrics.json"
+
+    def _write_table(self, name: str, table: pd.DataFrame) -> None:
+        with atomic_path(self.folder / name) as path:
+            table.to_csv(path, index=False)
+
+    def _write(self, metrics: pd.DataFrame, ranks: dict[str, pd.DataFrame]) -> None:
         for split, table in ranks.items():
-            name = "scores_train.csv" if split == "train" else f"ranks_{split}.csv"
-            with atomic_path(self.folder / name) as path:
-                table.to_csv(path, index=False)
+            self._write_table("scores_train.csv" if split == "train" else f"ranks_{split}.csv", table)
         with atomic_path(self.folder / "model.safetensors") as path:
             save_file({k: v.contiguous().cpu() for k, v in self.method.trained_state().items()}, path)
         ledger = self.noisy.ledger
@@ -150,13 +168,12 @@ class Run:
             "report_on": self.data.report.split,
             "comparable": all(t.comparable for t in (self.data.train, *self.data.splits.values())),
             "model_selection": "last epoch",
-            "provenance": provenance(),
+            "provenance": provenance() | {"processes": processes()},
             "metrics": metrics.astype(object).where(metrics.notna(), None).to_dict("records"),
         }
         with atomic_path(self.folder / "metrics.json") as path:
             path.write_text(json.dumps(content, indent=1, default=str) + "\n")
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
-        return self.folder / "metrics.json"
 
     def load(self) -> dict:
         """The record of a finished run; its trained weights are loaded into ``method``.
@@ -205,11 +222,14 @@ def prepare(progress: bool = True, **parameters) -> Run:
     """
     p = RunParameters(**parameters)
     train_config(p)
-    method_config(p.method, **p.method_options)
+    config = method_config(p.method, **p.method_options)
     check_writable(results_dir())
+    start_processes(p.device)
+    progress = progress and is_main()
     device = check_device(p.device, p.mixed_precision)
-    backbone = load_backbone(p.backbone if p.backbone in PRESETS else str(resolve(p.backbone)), device)
-    data = load_data(
+    backbone = load_backbone(p.backbone, device)
+    method_class(p.method).check_backbone(backbone, config)
+    data = main_first()(load_data)(  # one process draws an embedded world, the others find it
         p.dataset,
         resolve(p.data_root) if p.data_root else None,
         resolve(p.image_root) if p.image_root else None,
@@ -232,7 +252,7 @@ def prepare(progress: bool = True, **parameters) -> Run:
     elif data.images.missing(sorted(ids)):
         data.images.check(groups, progress=progress)
     # of all kinds only hard noise looks at images, so the others are checked and drawn before any are encoded
-    store = cache(lambda: build_store(backbone, data.images, sorted(ids), progress=progress))
+    store = cache(main_first()(lambda: build_store(backbone, data.images, sorted(ids), progress=progress)))
     alike = cache(lambda: similarity_function(backbone, store()))
     noisy = corrupt(data.train, p.noise_rate, p.noise_kind, p.noise_seed, similarity=lambda *ids: alike()(*ids))
     return Run(p, data, noisy, store(), backbone)
@@ -240,7 +260,7 @@ def prepare(progress: bool = True, **parameters) -> Run:
 
 def check_words(backbone: Backbone, sets: Sequence[TripletSet]) -> None:
     """Raises ValueError if a small preset, which knows the words of its own world alone, is to read other texts."""
-    if backbone.config.name not in PRESETS or backbone.config.name == "tiny-random":
+    if backbone.config.name not in ("tiny", "tiny-scenes"):
         return
     texts = {text for triplets in sets for text in triplets.texts}
     words = {word for text in texts for word in text.split()}
