@@ -1,37 +1,41 @@
-"""Patch tokens of the frozen tower, or the pixels it takes, computed once and read from a memory map.
+"""Patch tokens of the frozen tower, or the pixels it takes, computed once and read from a memory map, or from memory.
 
 A store is named by what decides its content: tower weights, preprocessing, the code of both and of opening an image,
-and the bytes of every image. Change any of them and the name is another, so a stale store can never be read.
+the dtype, and the bytes of every image. Change any of them and the name is another, so a stale store can never be read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from cirkit.backbone import Backbone
 from cirkit.data.images import ImageFolder
-from cirkit.paths import atomic_path, cache_dir
+from cirkit.encoding import write_store
+from cirkit.paths import cache_dir
 from cirkit.provenance import source_digest
 
 # the code between an image file and its patch tokens
 _ENCODES = ("data.images", "data.preprocess", "towers", "lavis", "backbone")
 _PIXELS = _ENCODES[:2]
 DTYPES = ("float32", "float16")
+_COPY = 256  # images that are copied at a time
 
 
 class FeatureStore:
     """Patch tokens [images, P, Dv] on disk, looked up by image id.
 
-    Reading a batch copies only its rows, so memory stays bounded however many images there are.
+    Reading a batch copies only its rows, so memory stays bounded however many images there are; :meth:`hold` trades
+    memory for speed.
     """
 
     dims = 3
@@ -55,6 +59,8 @@ class FeatureStore:
         if self._patches.shape != shape or len(shape) != self.dims or len(self.ids) != len(self._patches):
             raise ValueError(f"{self.folder} is damaged: its array does not fit its index; delete it to rebuild")
         self._row = {image: row for row, image in enumerate(self.ids)}
+        self._held: Tensor | None = None
+        self._place = np.empty(0, dtype=np.int64)  # of each row among the held ones, -1 for none
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -63,6 +69,16 @@ class FeatureStore:
     def shape(self) -> tuple[int, ...]:
         """(P, Dv) of one image."""
         return self._patches.shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which numbers are kept."""
+        return getattr(torch, self._patches.dtype.name)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one image."""
+        return math.prod(self.shape) * self._patches.itemsize
 
     def rows(self, ids: Sequence[str]) -> np.ndarray:
         """Row numbers of image ids.
@@ -75,13 +91,46 @@ class FeatureStore:
             raise KeyError(f"{len(unknown)} images are not in the feature store, first: {', '.join(unknown[:3])}")
         return np.fromiter((self._row[i] for i in ids), dtype=np.int64, count=len(ids))
 
-    def patches(self, rows: np.ndarray | Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Patch tokens [len(rows), P, Dv] in float32."""
-        rows = np.asarray(rows)
-        order = np.argsort(rows, kind="stable")
-        batch = np.empty((len(rows), *self.shape), dtype=self._patches.dtype)
-        batch[order] = self._patches[rows[order]]
-        return torch.from_numpy(batch).to(device, dtype=torch.float32)
+    def hold(self, device: torch.device | str, ids: Sequence[str] | None = None, share: float = 0.5) -> bool:
+        """Keep these images on a device, in the dtype of the store, if they take at most ``share`` of its free memory.
+
+        Batches of held images alone are then gathered there, to the same bits; all others are read from disk.
+
+        Args:
+            device: where training runs, or ``cpu`` for the main memory.
+            ids: those to hold, such as the images of the training triplets; None for all.
+            share: in [0,1].
+
+        Returns:
+            Whether they are held. Where they do not fit, nothing changes.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"share of the free memory must lie between 0 and 1, got {share}")
+        rows = np.arange(len(self)) if ids is None else np.unique(self.rows(ids))
+        if len(rows) * self.row_bytes > share * free_memory(torch.device(device)):
+            return False
+        held = torch.empty((len(rows), *self.shape), dtype=self.dtype, device=device)
+        for start in range(0, len(rows), _COPY):
+            held[start : start + _COPY] = torch.from_numpy(self._patches[rows[start : start + _COPY]])
+        self._held, self._place = held, np.full(len(self), -1)
+        self._place[rows] = np.arange(len(rows))
+        return True
+
+    def patches(
+        self, rows: np.ndarray | Tensor, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Patch tokens [len(rows), P, Dv] on ``device``, where they become ``dtype``."""
+        rows, device = np.asarray(rows), torch.device(device)
+        places = self._place[rows] if self._held is not None else rows[:0]
+        if self._held is not None and (places >= 0).all():
+            batch = self._held.index_select(0, torch.from_numpy(places).to(self._held.device))
+            return batch.to(device).to(dtype)
+        # pinned memory is copied to a GPU while the host goes on
+        batch = torch.empty((len(rows), *self.shape), dtype=self.dtype, pin_memory=device.type == "cuda")
+        target, source = batch.numpy(), np.asarray(self._patches)
+        for place in np.argsort(rows, kind="stable"):  # row by row, in the order of the disk, and copied once
+            target[place] = source[rows[place]]
+        return batch.to(device, non_blocking=True).to(dtype)
 
 
 class PixelStore(FeatureStore):
@@ -91,6 +140,17 @@ class PixelStore(FeatureStore):
     """
 
     dims = 4
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be had on a device, or of main memory."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
+def stored_dtype(backbone: Backbone) -> str:
+    """How features of a backbone are stored unless asked for otherwise: in the precision of its tower on a GPU, on the
+    CPU too, so that both find the same store."""
+    return backbone.config.tower_dtype
 
 
 def store_key(
@@ -119,26 +179,29 @@ def build_store(
     ids: Sequence[str],
     directory: str | Path | None = None,
     batch_size: int = 64,
-    dtype: str = "float32",
+    dtype: str | None = None,
     progress: bool = True,
     pixels: bool = False,
 ) -> FeatureStore:
     """Open the store for these images, encoding them first if nobody has yet.
 
+    An encoding that was interrupted goes on where it stopped; of several processes one encodes and the others wait.
+
     Args:
         ids: image ids; order and repeats do not matter.
         directory: folder of stores, ``<cache>/features`` by default.
-        dtype: ``float32`` or ``float16`` on disk.
+        dtype: ``float32`` or ``float16`` on disk; None for :func:`stored_dtype`.
         pixels: keep what the tower takes, not what it makes of it; gives a :class:`PixelStore`.
 
     Raises:
         DataError: images missing or broken, before anything is encoded (see :meth:`ImageFolder.check`).
         ValueError: no ids, an unknown ``dtype``, features that are not finite in it, or a damaged store.
-        OSError: the store cannot be written, on a full disk for one.
+        OSError: the disk has no room for the store, or it cannot be written.
     """
     ids = sorted(set(ids))
     if not ids:
         raise ValueError("there are no images to encode: the list of ids is empty")
+    dtype = stored_dtype(backbone) if dtype is None else dtype
     if dtype not in DTYPES:
         raise ValueError(f"features are stored as {' or '.join(DTYPES)}, not {dtype}")
     directory = Path(directory) if directory is not None else cache_dir() / "features"
@@ -148,45 +211,13 @@ def build_store(
     folder = directory / key
     if not folder.is_dir():
         images.check(ids, progress=progress)
-        with atomic_path(folder) as temporary:
-            temporary.mkdir()
-            encode = torch.nn.Identity() if pixels else backbone.patch_tokens
-            shape = _encode(backbone, images, ids, temporary / "patches.npy", batch_size, dtype, progress, encode)
-            meta = {"key": key, "ids": ids, "shape": shape, "preprocess": backbone.preprocess.fingerprint()}
-            (temporary / "store.json").write_text(json.dumps(meta))
+        meta = {"key": key, "preprocess": backbone.preprocess.fingerprint()}
+        encode = torch.nn.Identity() if pixels else backbone.patch_tokens
+        write_store(
+            folder, meta, ids, lambda image: backbone.preprocess(images.load(image)), encode, backbone.device, dtype,
+            batch_size, progress,
+        )  # fmt: skip
     store = (PixelStore if pixels else FeatureStore)(folder)
     if store.key != key or store.ids != tuple(ids):
         raise ValueError(f"{folder} holds another feature store than its name says; delete it to rebuild")
     return store
-
-
-def _encode(
-    backbone: Backbone, images: ImageFolder, ids: list[str], path: Path, batch_size: int, dtype: str, progress: bool,
-    encode: Callable[[Tensor], Tensor],
-) -> tuple[int, ...]:  # fmt: skip
-    """What ``encode`` makes of the pixels of all images into one .npy file, batch by batch; returns its shape."""
-    shape: tuple[int, ...] = (0,)
-    # ordinary writes: on a full disk they are an error, where a memory map would end the process
-    with path.open("wb") as file, ThreadPoolExecutor(2) as pool:
-        starts = range(0, len(ids), batch_size)
-        for start in tqdm(starts, desc="encoding images", unit="batch", disable=not progress):
-            batch = ids[start : start + batch_size]
-            pixels = torch.stack(list(pool.map(lambda image: backbone.preprocess(images.load(image)), batch)))
-            with np.errstate(over="ignore"):
-                patches = encode(pixels.to(backbone.device)).cpu().numpy()
-                patches = np.ascontiguousarray(patches, dtype=dtype)
-            if not np.isfinite(patches).all():
-                names = ", ".join(batch[:3])
-                raise ValueError(f"the vision tower gave NaN or inf in {dtype} for images among {names} …")
-            shape = (len(ids), *patches.shape[1:])
-            try:
-                if not start:
-                    header = {"descr": patches.dtype.str, "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, header)
-                file.write(patches.data)
-                file.flush()
-            except OSError as error:
-                size = np.prod(shape) * patches.itemsize / 1e9
-                why = f"the features of {len(ids):,} images cannot be written to {path.parent.parent}"
-                raise OSError(f"{why}, where they need {size:.2g} GB: {error.strerror}") from None
-    return shape

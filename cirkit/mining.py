@@ -24,6 +24,7 @@ from cirkit.retrieval import encode_images, encode_queries
 
 Corpus = Literal["targets", "split"]
 _BLOCK = 2**20  # scores that are looked at together on the CPU: they fit into its cache
+_SCORES = 2**23  # that stand side by side at most, whatever the size of the corpus: 34 MB
 
 
 class Zone(NamedTuple):
@@ -148,7 +149,8 @@ def mine(
 ) -> Mined:  # fmt: skip
     """Score every query of a training set with its corpus, as the model stands, and draw ``count`` negatives for each.
 
-    Memory is bounded by ``chunk`` rows of scores and the encoded corpus of one category.
+    Memory is bounded by ``chunk`` rows of scores, fewer where the corpus is very large, and the encoded corpus of one
+    category.
     """
     rng, n = np.random.default_rng(seed), len(triplets)
     if count < 1:
@@ -164,8 +166,9 @@ def mine(
             )
         tokens, places = encode_images(method, images, store), {image: k for k, image in enumerate(images)}
         where = torch.from_numpy(store.rows(images))
-        for start in range(0, len(rows), chunk):
-            part = rows[start : start + chunk]
+        step = rows_at_once(chunk, len(images))
+        for start in range(0, len(rows), step):
+            part = rows[start : start + step]
             own = torch.tensor([places[triplets.targets[row]] for row in part], device=tokens.device)
             scores = corpus_scores(queries[torch.from_numpy(part).to(queries.device)], tokens)
             refuse_non_finite((~torch.isfinite(scores)).sum(), scores.numel())
@@ -176,6 +179,11 @@ def mine(
             drawn, sizes[part], fallback[part] = (x.cpu() for x in choose(scores, own, chooser, count, rng))
             draws[part] = where[drawn]
     return Mined(draws, sizes, fallback)
+
+
+def rows_at_once(chunk: int, corpus: int) -> int:
+    """How many of ``chunk`` queries are scored together, so that their scores stay within bounds."""
+    return max(min(chunk, _SCORES // corpus), 1)
 
 
 def corpus_scores(queries: Tensor, tokens: Tensor, chunk: int = 1024) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cirkit.exact_scores import blocks
 from cirkit.ranks import (
     Ranks,
     as_tensor,
@@ -34,6 +35,8 @@ __all__ = [
     "ranks_in_subsets",
     "top_k",
 ]
+
+_OWN = 64  # targets whose tokens are in float64 at a time
 
 
 def max_over_tokens(queries: Tensor, targets: Tensor) -> Tensor:
@@ -62,12 +65,12 @@ def max_over_tokens(queries: Tensor, targets: Tensor) -> Tensor:
 
 
 def rank_targets(
-    queries: Tensor, targets: Tensor, target_index: Any, exclude_index: Any = None, chunk: int = 512
+    queries: Tensor, targets: Tensor, target_index: Any, exclude_index: Any = None, chunk: int = 256
 ) -> Ranks:
     """Rank each query's target among all target images by `max_over_tokens`, block by block.
 
-    Scores are computed in float64 and rounded to float32, and compared as such: a score then does not depend
-    on the image's position or on the block it falls into, equal images tie, and permuting the gallery changes
+    Scores are compared as computed in float64 and rounded to float32 (`cirkit.exact_scores`): a score then does not
+    depend on the image's position or on the block it falls into, equal images tie, and permuting the gallery changes
     no result. What differs by less than float32 resolves (6e-8 for cosines) is a tie. Memory is bounded by
     the token scores of `chunk` queries with `chunk` images, on the queries' device (on the CPU if that has no
     float64); the gallery may be on another device or memory-mapped.
@@ -87,7 +90,7 @@ def rank_targets(
 
 
 def top_k(
-    queries: Tensor, targets: Tensor, k: int, exclude_index: Any = None, chunk: int = 512
+    queries: Tensor, targets: Tensor, k: int, exclude_index: Any = None, chunk: int = 256
 ) -> tuple[Tensor, Tensor]:
     """The k best target images of each query, best first; of tied images the one listed earlier comes first.
 
@@ -103,14 +106,14 @@ def top_k(
 
 
 def rank_and_top_k(
-    queries: Tensor, targets: Tensor, target_index: Any, k: int, exclude_index: Any = None, chunk: int = 512
+    queries: Tensor, targets: Tensor, target_index: Any, k: int, exclude_index: Any = None, chunk: int = 256
 ) -> tuple[Ranks, Tensor, Tensor]:
     """What `rank_targets` and `top_k` give, with each score computed once."""
     return _scan(queries, targets, target_index, exclude_index, k, chunk)
 
 
 @torch.no_grad()
-def member_scores(queries: Tensor, targets: Tensor, member_index: Any, chunk: int = 256) -> Tensor:
+def member_scores(queries: Tensor, targets: Tensor, member_index: Any, chunk: int = 16) -> Tensor:
     """Scores of each query's own small set of images, as exact as in `rank_targets`.
 
     Args:
@@ -175,43 +178,61 @@ def _scan(
     if not int(target_index is None) <= k <= candidates:
         raise ValueError(f"k must lie between 1 and the {candidates} candidates, got {k}.")
     own = torch.empty(count, 1, device=device)
-    for start, stop in _blocks(count if target_index is not None else 0, chunk):
+    for start, stop in _blocks(count if target_index is not None else 0, min(chunk, _OWN)):
         tokens = targets[target[start:stop].to(targets.device)].to(device, torch.float64)
         own[start:stop, 0] = torch.einsum("bd,bnd->bn", queries[start:stop], tokens).amax(dim=1).float()
     better, tied = torch.zeros_like(target), torch.zeros_like(target)
-    values, places = torch.empty(count, 0, device=device), torch.empty(count, 0, dtype=torch.long, device=device)
-    best = {start: (values[start:stop], places[start:stop]) for start, stop in _blocks(count, chunk)}
+    best = {start: _Best(stop - start, k, device) for start, stop in _blocks(count, chunk)}
     non_finite = torch.zeros((), dtype=torch.long, device=device)
-    for rows, first, tokens in _score_blocks(queries, targets, chunk):
-        non_finite += (~torch.isfinite(tokens)).any(dim=2).sum()
-        scores = tokens.amax(dim=2)
+    for block in blocks(queries, targets, chunk):
+        rows, found = block.rows, best[block.rows.start]
+        non_finite += block.non_finite
+        needed = torch.zeros_like(block.near, dtype=torch.bool)
         if target_index is not None:
-            counts = count_better(scores, own[rows], target[rows], exclude[rows], first)
+            needed |= (block.near - own[rows]).abs() <= block.slack
+        if k:
+            positions = torch.arange(block.first, block.first + block.near.shape[1], device=device)
+            excluded = positions == exclude[rows, None]
+            candidates = found.candidates(block.near.masked_fill(excluded, -torch.inf), block.slack)
+            needed |= candidates
+        scores = block.exact(needed)
+        if target_index is not None:
+            counts = count_better(scores, own[rows], target[rows], exclude[rows], block.first)
             better[rows] += counts[0]
             tied[rows] += counts[1]
         if k:
-            positions = torch.arange(first, first + scores.shape[1], device=device)
-            scores = scores.masked_fill(positions == exclude[rows, None], -torch.inf)
-            values, places = best[rows.start]
-            values = torch.cat([values, scores], dim=1)
-            places = torch.cat([places, positions.expand(len(scores), -1)], dim=1)
-            # earlier positions stand to the left in every round, so a stable sort keeps ties in gallery order
-            values, order = values.sort(dim=1, descending=True, stable=True)
-            best[rows.start] = values[:, :k], places.gather(1, order[:, :k])
+            found.add(scores.masked_fill(~candidates | excluded, -torch.inf), positions)
     refuse_non_finite(non_finite, count * size)
     ranks = None if target_index is None else make_ranks(better, tied, exclude, size)
     if not best:
         return ranks, torch.empty(0, k), torch.empty(0, k, dtype=torch.long)
-    return ranks, *(torch.cat(parts).cpu() for parts in zip(*best.values(), strict=True))
+    return ranks, torch.cat([b.values for b in best.values()]).cpu(), torch.cat([b.places for b in best.values()]).cpu()
 
 
-def _score_blocks(queries: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[slice, int, Tensor]]:
-    """(rows, first gallery position, scores per token float32 [b,g,N]); each gallery block is read once."""
-    for first, last in _blocks(len(targets), chunk):
-        tokens = targets[first:last].to(queries.device, torch.float64)
-        for start, stop in _blocks(len(queries), chunk):
-            scores = queries[start:stop] @ tokens.flatten(0, 1).T
-            yield slice(start, stop), first, scores.float().unflatten(1, tokens.shape[:2])
+class _Best:
+    """The k best scores [b,k] of some queries so far, and where they stand; earlier ones first among equal ones."""
+
+    def __init__(self, count: int, k: int, device: torch.device):
+        self.values = torch.full((count, k), -torch.inf, device=device)
+        self.places = torch.full((count, k), -1, dtype=torch.long, device=device)
+
+    def candidates(self, near: Tensor, slack: Tensor) -> Tensor:
+        """Which of the scores [b,g], known up to ``slack``, can be among the best k; bool [b,g]."""
+        k = self.values.shape[1]
+        floor = self.values[:, -1:]
+        if near.shape[1] >= k:
+            floor = torch.maximum(floor, near.topk(k, dim=1).values[:, -1:] - slack)
+        return (near >= floor - slack) & (near > -torch.inf)
+
+    def add(self, scores: Tensor, positions: Tensor) -> None:
+        """Take in scores [b,g] of images that stand behind all before; -inf for what is no candidate."""
+        rows = torch.nonzero((scores > -torch.inf).any(dim=1))[:, 0]
+        values = torch.cat([self.values[rows], scores[rows]], dim=1)
+        places = torch.cat([self.places[rows], positions.expand(len(rows), -1)], dim=1)
+        # earlier positions stand to the left in every round, so a stable sort keeps ties in gallery order
+        values, order = values.sort(dim=1, descending=True, stable=True)
+        k = self.values.shape[1]
+        self.values[rows], self.places[rows] = values[:, :k], places.gather(1, order[:, :k])
 
 
 def _blocks(total: int, chunk: int) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -80,6 +80,26 @@ def step_cost(
         "activations": float(sum(kept.sizes.values())),
         "state": float(4 * sum(p.numel() * p.element_size() for p in trained)),
     }
+
+
+def arithmetic(work: Callable[[], object]) -> int:
+    """FLOPs of what ``work`` does, frozen or not: products and convolutions, without fused attention on the CPU."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its layers in one piece would not be counted
+    try:
+        with _Arithmetic() as counter:
+            work()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return counter.flops
+
+
+def kept_for_backward(module: nn.Module, work: Callable[[], object]) -> int:
+    """Bytes that autograd keeps of what ``work`` does, without the module's parameters."""
+    kept = _Kept({p.untyped_storage().data_ptr() for p in module.parameters()})
+    with torch.autograd.graph.saved_tensors_hooks(kept.note, lambda x: x):
+        work()
+    return sum(kept.sizes.values())
 
 
 class _Arithmetic(TorchDispatchMode):

@@ -14,7 +14,7 @@ from golden_tensors import tensors
 from test_methods import random_batch
 
 from cirkit.anchors import NEGATIONS
-from cirkit.backbone import TokenBatch
+from cirkit.backbone import Backbone, TokenBatch
 from cirkit.boundary import gaussian_patches, separation
 from cirkit.data.fashioniq import load_fashioniq
 from cirkit.data.images import ImageFolder
@@ -501,6 +501,50 @@ def test_a_pool_is_drawn_once_by_the_seed_and_others_anew(small_backbone, monkey
     for draws, count in ((0, 5), (3, 3)):
         list(boundaries(0, pool=False, draws=draws))
         assert [len(d) for d in drawn] == [count] * 4 and not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_pool_is_drawn_anew_every_so_many_epochs(small_backbone, monkeypatch):
+    backbone, drawn = small_backbone(), []
+    watched = lambda *arguments: drawn.append(gaussian_patches(*arguments)) or drawn[-1]  # noqa: E731
+    monkeypatch.setattr("cirkit.methods.conesep.gaussian_patches", watched)
+    texts = random_batch(backbone, 5).texts
+
+    def pools(epochs, **options):
+        """The first image of each epoch's pool, where one was drawn."""
+        method, firsts = build_method("conesep-adapted", backbone, draws=3, **options), []
+        for epoch in epochs:
+            drawn.clear()
+            method.start_epoch(view(epoch))
+            method.estimate_boundary(texts)
+            firsts.append(drawn[0] if drawn else None)
+        return firsts
+
+    third = pools(range(7), pool_epochs=3)
+    assert [first is not None for first in third] == [True, False, False] * 2 + [True]
+    assert not torch.equal(third[0], third[3]) and not torch.equal(third[3], third[6])
+    assert torch.equal(pools([5], pool_epochs=3)[0], third[3])  # a resumed run draws what it had
+    never = pools(range(4))
+    assert torch.equal(never[0], third[0]) and never[1:] == [None] * 3
+    with pytest.raises(ValueError, match="pool_epochs says when to draw .* needs pool=True"):
+        build_method("conesep-paper", backbone, pool_epochs=2)
+
+
+def test_anchors_that_train_prompts_alone_share_the_memory_of_the_queries(small_backbone, monkeypatch):
+    backbone = small_backbone()
+    batch, made, whole = random_batch(backbone, 5), [], Backbone.image_memory
+    monkeypatch.setattr(Backbone, "image_memory", lambda self, x: made.append(x) or whole(self, x))
+    method = build_method("conesep-adapted", backbone, kappa=0.5)
+    method.start_epoch(view(0))
+    method.loss(batch, 0)
+    assert len(made) == 2  # of references and targets
+    gradients = []
+    for references in (batch.references, backbone.image_memory(batch.references)):
+        method.zero_grad()
+        anchors = method.anchors(references, batch.texts)
+        anchors[:, 0].sum().backward()
+        gradients.append((anchors.detach(), method.negative_prompts.grad.clone()))
+        assert all(p.grad is None for p in backbone.parameters())
+    assert all(map(torch.equal, *gradients))
 
 
 def test_the_boundary_is_the_mean_similarity_of_random_triplets(small_backbone, monkeypatch):

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cirkit import scores
 from cirkit.evaluation import recall_at
 from cirkit.scores import (
     max_over_tokens,
@@ -171,15 +170,6 @@ def test_the_reference_is_not_a_candidate():
     assert as_tuples(ranks_from_similarity(similarity, [1], [0])) == [(0, 1, 3)]
     assert as_tuples(ranks_from_similarity(similarity, [1], [3])) == [(1, 0, 3)]
     assert as_tuples(ranks_from_similarity(similarity, [1], [-1])) == [(1, 1, 4)]
-
-
-def test_work_is_cut_into_blocks_of_queries_and_images():
-    queries, targets = unit(11, 7).double(), unit(23, 2, 7, seed=1)
-    seen = torch.zeros(11, 23, dtype=torch.long)
-    for rows, first, block in scores._score_blocks(queries, targets, 4):
-        assert block.shape[0] <= 4 and block.shape[1] <= 4 and block.shape[2] == 2
-        seen[rows, first : first + block.shape[1]] += 1
-    assert (seen == 1).all()
 
 
 def test_no_queries_give_empty_ranks():
