@@ -126,7 +126,7 @@ def _train(
     losses: list[float] = []
     identity = repr((config, backbone.fingerprint()))
     if checkpoint is not None and checkpoint.is_file():
-        kept = torch.load(checkpoint, weights_only=True)
+        kept = torch.load(checkpoint, map_location="cpu", weights_only=True)
         if kept["identity"] != identity:
             raise ValueError(f"{checkpoint} belongs to another stage 1; delete it to start this one")
         trained.load_state_dict(kept["trained"])

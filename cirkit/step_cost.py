@@ -70,14 +70,14 @@ def step_cost(
         for i in range(steps if epoch == EPOCHS - 1 else 1):
             rows = order[i % len(order)]
             seconds.append(_timed(lambda rows=rows, n=epoch * total + i: step(rows, n), device))
-    kept = _Kept({p.untyped_storage().data_ptr() for p in method.parameters()})
-    with _Arithmetic() as counter, torch.autograd.graph.saved_tensors_hooks(kept.note, lambda x: x):
-        step(order[-1], EPOCHS * total - 1)
+    kept: list[int] = []
+    last = EPOCHS * total - 1
+    flops = arithmetic(lambda: kept.append(kept_for_backward(method, lambda: step(order[-1], last))))
     return {
         "seconds": float(np.median(seconds[EPOCHS - 1 :])),
         "epoch_seconds": before,
-        "flops": float(counter.flops),
-        "activations": float(sum(kept.sizes.values())),
+        "flops": float(flops),
+        "activations": float(kept[0]),
         "state": float(4 * sum(p.numel() * p.element_size() for p in trained)),
     }
 

@@ -22,6 +22,12 @@ GOLDEN = Path(__file__).resolve().parent / "golden"
 MINI_RECIPE = GarmentsRecipe(train_images=24, gallery_images=20, train_triplets=40, eval_triplets=9)
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    """What a test draws does not depend on which tests drew before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def golden():
     """Arrays that the released code of a method gave, by file name without suffix."""
