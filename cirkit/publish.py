@@ -17,7 +17,7 @@ import pandas as pd
 
 from cirkit.data.annotations import DataError
 from cirkit.paths import atomic_path, project_root, resolve
-from cirkit.plots import recall_by_epochs, recall_by_rate, save, set_style
+from cirkit.plots import recall_by_epochs, recall_by_rate, recall_panels, save, set_style
 from cirkit.tables import (
     at_a_glance,
     attribute_table,
@@ -86,7 +86,7 @@ def write_tables(folder: Path) -> None:
             ),
         ):
             if len(rows):
-                figure = recall_by_rate(rows)
+                figure = recall_by_rate(rows) if suffix else recall_panels(rows)
                 save(figure, name + suffix, see, folder=folder / "figures")
                 plt.close(figure)
     budgets = reference.with_name("budgets.csv")

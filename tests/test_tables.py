@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from cirkit import publish as publishing
 from cirkit.agreement import combine
 from cirkit.data.annotations import DataError
-from cirkit.plots import recall_by_rate, save
+from cirkit.plots import recall_by_rate, recall_panels, save
 from cirkit.publish import BEGIN, END, publish, write_index, write_tables
 from cirkit.records import tidy, up_to_date
 from cirkit.run_parameters import RunParameters
@@ -137,6 +137,21 @@ def test_at_a_glance_a_method_has_one_row_and_one_more_behind_a_gate(tmp_path):
         {"method": "rcl", "clean": "–", "shuffle 0.5": "33.0", "hard 0.5": "–"},
         {"method": "infonce, gate text", "clean": "–", "shuffle 0.5": "–", "hard 0.5": "70.0"},
     ]
+
+
+def test_panels_show_each_method_once_with_hollow_points_behind_a_gate(tmp_path):
+    for rate, value in ((0.0, 80.0), (0.5, 40.0)):
+        record(tmp_path, 0, rate, value, run_id=f"a{rate}", lr=3e-3)
+    record(tmp_path, 0, 0.5, 20.0, run_id="b", noise_kind="hard", lr=3e-3)
+    record(tmp_path, 0, 0.5, 70.0, run_id="c", noise_kind="hard", lr=3e-3, gate="text")
+    record(tmp_path, 0, 0.5, 33.0, run_id="e", method="rcl")
+    figure = recall_panels(collect(tmp_path).query("reported"))
+    first, second = [axis for axis in figure.axes if axis.axison]
+    assert [axis.get_title() for axis in (first, second)] == ["infonce", "rcl"]
+    points = {c.lines[0].get_ydata()[-1]: c.lines[0].get_markerfacecolor() for c in first.containers}
+    assert set(points) == {40.0, 20.0, 70.0} and points[70.0] == "white" != points[20.0]
+    assert list(second.lines[0].get_ydata()) == [80.0, 40.0]  # InfoNCE, in grey
+    assert {t.get_text() for t in figure.legends[0].get_texts()} >= {"shuffle", "hard", "behind a gate"}
 
 
 def test_publishing_fills_the_readme_block_and_nothing_else(study, monkeypatch, tmp_path):

@@ -14,7 +14,14 @@ from cirkit.plots.counts import combination_map, count_matrix, stacked_counts, t
 from cirkit.plots.pictures import image_strip, triplet_grid, triplet_pairs
 from cirkit.plots.published import cost_panels, detection_curves, difference_map, rank_panels, recall_beside
 from cirkit.plots.rankings import drop_curves, drop_histograms, interval_bars, line_panels
-from cirkit.plots.results import attribute_bars, probe_bars, recall_by_epochs, recall_by_rate, training_history
+from cirkit.plots.results import (
+    attribute_bars,
+    probe_bars,
+    recall_by_epochs,
+    recall_by_rate,
+    recall_panels,
+    training_history,
+)
 from cirkit.plots.satisfaction import interval_panels, order_slopes, shares_in_top
 from cirkit.plots.similarities import (
     attention_maps,
@@ -81,6 +88,7 @@ __all__ = [
     "recall_beside",
     "recall_by_epochs",
     "recall_by_rate",
+    "recall_panels",
     "roc_panels",
     "save",
     "score_histograms",

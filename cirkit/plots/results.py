@@ -80,6 +80,59 @@ def recall_by_rate(table: pd.DataFrame, metric: str = "R@1") -> Figure:
     return figure
 
 
+def recall_panels(
+    table: pd.DataFrame, metric: str = "R@1", behind: Sequence[str] = ("infonce", "oracle-infonce")
+) -> Figure:
+    """Recall against noise rate, a panel a method: shuffled noise as a line, other kinds as points beside it.
+
+    Points are hollow where a gate stood in front; the methods named in ``behind`` are grey lines in every panel.
+
+    Args:
+        table: as for :func:`recall_by_rate`; of a method's settings those without changed options and at its most
+            frequent learning rate are drawn.
+    """
+    rows = table[(table.metric == metric) & (table.category == "mean") & (table.changed == "none")]
+    rows = rows[rows.lr == rows.groupby("method").lr.transform(lambda lr: lr.mode().iloc[0])]
+    mean = rows.groupby(["method", "gate", "noise_kind", "noise_rate"])[["value", "low", "high"]].mean()
+    mean = mean.reset_index("noise_rate").sort_index()
+    kinds = ["shuffle", *sorted(set(rows.noise_kind) - {"shuffle"})]
+    look = {kind: {"color": c, "marker": m} for kind, c, m in zip(kinds, COLOURS.values(), "osD^vP", strict=False)}
+    grey = {
+        name: {"color": COLOURS["grey"], "linestyle": line} for name, line in zip(behind, ("-", "--"), strict=False)
+    }
+    methods = list(dict.fromkeys(rows.method))
+    columns = min(5, len(methods))
+    lines = -(-len(methods) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(max(1.9 * columns, 4.8), 0.6 + 2 * lines), sharex=True, sharey=True, squeeze=False
+    )
+    for axis, method in zip(axes.flat, methods, strict=False):
+        for other, style in grey.items():
+            if (key := (other, "none", "shuffle")) in mean.index:
+                axis.plot(mean.loc[[key], "noise_rate"], mean.loc[[key], "value"], linewidth=1, **style)
+        for (gate, kind), part in mean.loc[method].groupby(["gate", "noise_kind"]):
+            beside = 0.03 * kinds.index(kind)
+            spread = [part.value - part.low, part.high - part.value]
+            axis.errorbar(
+                part.noise_rate + beside, part.value, yerr=spread, capsize=2, markersize=5, **look[kind],
+                linestyle="-" if kind == "shuffle" and gate == "none" else "none",
+                markerfacecolor=look[kind]["color"] if gate == "none" else "white",
+            )  # fmt: skip
+        axis.set_title(method, fontsize=10)
+        axis.set(ylim=(0, 100), xlim=(-0.05, 0.9), xticks=[0, 0.2, 0.5, 0.8])
+    for axis in list(axes.flat)[len(methods) :]:
+        axis.set_axis_off()
+    signs = {kind: style | {"linestyle": "-" if kind == "shuffle" else "none"} for kind, style in look.items()}
+    if (rows.gate != "none").any():
+        signs["behind a gate"] = {"color": "black", "marker": "s", "markerfacecolor": "white", "linestyle": "none"}
+    signs |= grey
+    handles = [plt.Line2D([], [], **style) for style in signs.values()]
+    figure.legend(handles, list(signs), loc="outside upper center", ncols=3 if columns < 4 else 6, frameon=False)
+    figure.supxlabel("share of training triplets selected as noise", fontsize=10)
+    figure.supylabel(f"{metric} (%), {rows.split.iloc[0]}", fontsize=10)
+    return figure
+
+
 def recall_by_epochs(table: pd.DataFrame, metric: str = "R@1") -> Figure:
     """Recall on validation against the length of the training, a line per method; columns method, epochs, metric."""
     figure, axis = plt.subplots(figsize=(6.4, 3.4))
