@@ -134,7 +134,8 @@ class Backbone(nn.Module):
         """Frozen tower: pixels [B,3,S,S] -> patch tokens [B,P,Dv], no gradient, in the tower's precision."""
         if pixels.dim() != 4 or pixels.shape[1] != 3:
             raise ValueError(f"pixels must be [B,3,S,S], got {tuple(pixels.shape)}")
-        return self.vision_model(pixels)
+        with torch.autocast(pixels.device.type, enabled=False):  # the same tokens inside a training as in the store
+            return self.vision_model(pixels)
 
     def tokenize(self, texts: Sequence[str]) -> TokenBatch:
         """Texts -> padded token ids on the backbone's device, cut at ``text_length``."""

@@ -25,7 +25,7 @@ from cirkit.paths import cache_dir
 from cirkit.provenance import source_digest
 
 # the code between an image file and its patch tokens
-_ENCODES = ("data.images", "data.preprocess", "towers", "lavis", "backbone")
+_ENCODES = ("data.images", "data.preprocess", "towers", "efficientnet", "backbone")
 _PIXELS = _ENCODES[:2]
 DTYPES = ("float32", "float16")
 _COPY = 256  # images that are copied at a time
@@ -148,8 +148,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def stored_dtype(backbone: Backbone) -> str:
-    """How features of a backbone are stored unless asked for otherwise: in the precision of its tower on a GPU, on the
-    CPU too, so that both find the same store."""
+    """How features of a backbone are stored unless asked for otherwise: in the precision of its tower on a GPU."""
     return backbone.config.tower_dtype
 
 
@@ -167,6 +166,8 @@ def store_key(
     with ThreadPoolExecutor(4) as pool:
         contents = list(pool.map(digest, ids))
     maker = f"pixels {backbone.preprocess.fingerprint()}" if pixels else backbone.tower_fingerprint()
+    if not pixels:  # a tower in half precision is computed in float32 on the CPU, which gives other tokens
+        maker += str(next(backbone.vision_model.parameters()).dtype)
     key = hashlib.sha256(f"{maker} {dtype} {source_digest(*(_PIXELS if pixels else _ENCODES))}".encode())
     for image, content in zip(ids, contents, strict=True):
         key.update(f"{image} {content}\n".encode())

@@ -6,8 +6,8 @@ import re
 import threading
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import get_session
 
 from cirkit.weight_files import weight_files
@@ -23,11 +23,10 @@ def is_hub_id(name: str) -> bool:
 
 def cached_folder(repo: str) -> Path | None:
     """The folder of ``repo`` in the local cache; None unless its config and all its weights are there."""
-    try:
-        folder = Path(snapshot_download(repo, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
-    return folder if (folder / "config.json").is_file() and weight_files(folder) else None
+    # not by snapshot_download, which wants all files of the repository, not those alone that are needed here
+    config = try_to_load_from_cache(repo, "config.json", cache_dir=constants.HF_HUB_CACHE)
+    folder = Path(config).parent if isinstance(config, str) else None
+    return folder if folder is not None and weight_files(folder) else None
 
 
 def online() -> bool:
@@ -36,8 +35,8 @@ def online() -> bool:
 
     def ask() -> None:
         try:
-            get_session().head(constants.ENDPOINT, timeout=_SECONDS)
-            answers.append(True)
+            answer = get_session().head(constants.ENDPOINT, timeout=_SECONDS)
+            answers.append(answer.status_code < 400)
         except Exception:  # of whatever client this version of the hub's package uses
             return
 
@@ -47,7 +46,7 @@ def online() -> bool:
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_SECONDS + 1)
-    return bool(answers)
+    return answers == [True]
 
 
 def hub_folder(repo: str) -> Path:
@@ -70,6 +69,6 @@ def hub_folder(repo: str) -> Path:
         return Path(snapshot_download(repo, allow_patterns=wanted))
     except RepositoryNotFoundError:
         raise FileNotFoundError(f"the Hugging Face hub has no {repo}, or does not show it to you") from None
-    except (HfHubHTTPError, OSError) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # of whatever client this version of the hub's package uses
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise FileNotFoundError(f"{repo} could not be downloaded from the Hugging Face hub ({reason})") from None

@@ -110,7 +110,7 @@ def _find(name: str) -> Path:
     path = resolve(name)
     if path.is_dir() or (path.is_file() and path.suffix == ".pth"):
         return path
-    if is_hub_id(name):
+    if is_hub_id(name) and not path.parent.is_dir():  # else a folder that is not there was meant
         return hub_folder(name)
     raise ValueError(
         f"unknown backbone {name!r}: neither a folder, a .pth file of LAVIS, a hub id, nor one of {', '.join(PRESETS)}"

@@ -25,12 +25,13 @@ from cirkit.backbone import Backbone, TokenBatch
 from cirkit.paths import atomic_path
 from cirkit.presets import save_backbone, weights_dir
 from cirkit.pretrain import WORLDS, World, probe_world
-from cirkit.small import build_small
+from cirkit.provenance import source_digest
+from cirkit.small import FRESH, build_small
 from cirkit.stage1 import AttributeHead, BatchSampler, Stage1Config, contrastive_loss, text_to_image_recall
 
 _RESUME, _EVERY = "stage1.pt", 50  # the checkpoint, and after how many steps it is written
-# parts of the Q-Former that start at random
-_FRESH = ("crossattention", "query_tokens", "projection", "ln_vision")
+# the code that stage 1 depends on
+_CODE = ("pretrain_small", "small", "stage1", "efficientnet", "backbone", "qformer")
 
 
 @dataclass(frozen=True)
@@ -92,19 +93,19 @@ def pretrain_small(
     Raises:
         FileNotFoundError: a package that brings pretrained weights is not installed.
     """
-    config, began = config or SmallStage1(), time.perf_counter()
+    config = config or SmallStage1()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         backbone = build_small(config.seed).train()
         worlds = {name: material(world, backbone, config, progress) for name, world in WORLDS.items()}
-        losses = _train(backbone, worlds, config, None if folder is None else Path(folder) / _RESUME, progress)
+        losses, seconds = _train(backbone, worlds, config, None if folder is None else Path(folder) / _RESUME, progress)
     backbone.eval()
     record = {
         "stage1": dataclasses.asdict(config),
         "worlds": {name: dataclasses.asdict(world.recipe()) for name, world in WORLDS.items()},
         "final_loss": float(np.mean(losses[-50:])),
         "text_to_image": {name: _recall(backbone, part, config) for name, part in worlds.items()},
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(seconds, 1),  # of the steps
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "fingerprint": backbone.fingerprint(),
@@ -114,7 +115,7 @@ def pretrain_small(
 
 def _train(
     backbone: Backbone, worlds: dict[str, Material], config: SmallStage1, checkpoint: Path | None, progress: bool
-) -> list[float]:
+) -> tuple[list[float], float]:
     temperature = nn.Parameter(torch.tensor(config.temperature).log())
     trained = nn.ModuleDict({"backbone": backbone} | {name: part.head for name, part in worlds.items()})
     trained.register_parameter("temperature", temperature)
@@ -124,7 +125,9 @@ def _train(
         optimizer, max_lr=peaks, total_steps=config.steps, pct_start=config.warmup, cycle_momentum=False
     )
     losses: list[float] = []
-    identity = repr((config, backbone.fingerprint()))
+    began, spent = time.perf_counter(), 0.0
+    texts = [(part.tokens.ids.sum().item(), part.patches.float().sum().item()) for part in worlds.values()]
+    identity = repr((config, backbone.fingerprint(), source_digest(*_CODE), texts, torch.__version__))
     if checkpoint is not None and checkpoint.is_file():
         kept = torch.load(checkpoint, map_location="cpu", weights_only=True)
         if kept["identity"] != identity:
@@ -132,7 +135,7 @@ def _train(
         trained.load_state_dict(kept["trained"])
         optimizer.load_state_dict(kept["optimizer"])
         schedule.load_state_dict(kept["schedule"])
-        losses = kept["losses"]
+        losses, spent = kept["losses"], kept["seconds"]
     parts = list(worlds.values())
     batches = [parts[step % 2].sampler.draw(step // 2) for step in range(config.steps)]
     bar = tqdm(range(len(losses), config.steps), desc="stage 1", unit="step", disable=not progress)
@@ -154,16 +157,17 @@ def _train(
             with atomic_path(checkpoint) as path:
                 torch.save(
                     {"identity": identity, "trained": trained.state_dict(), "optimizer": optimizer.state_dict(),
-                     "schedule": schedule.state_dict(), "losses": losses}, path,
+                     "schedule": schedule.state_dict(), "losses": losses,
+                     "seconds": spent + time.perf_counter() - began}, path,
                 )  # fmt: skip
-    return losses
+    return losses, spent + time.perf_counter() - began
 
 
 def _groups(trained: nn.ModuleDict, config: SmallStage1) -> Iterator[dict]:
     """Fresh or pretrained, with weight decay or without."""
     named = [(name, p) for name, p in trained.named_parameters() if p.requires_grad]
     for fresh in (True, False):
-        own = [p for n, p in named if fresh == (not n.startswith("backbone.") or any(f in n for f in _FRESH))]
+        own = [p for n, p in named if fresh == (not n.startswith("backbone.") or any(f in n for f in FRESH))]
         lr = config.fresh_lr if fresh else config.lr
         yield {"params": [p for p in own if p.dim() >= 2], "lr": lr, "weight_decay": config.weight_decay}
         yield {"params": [p for p in own if p.dim() < 2], "lr": lr}
@@ -183,10 +187,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", help="folder for weights, config and recipe; default: that of the preset")
     parser.add_argument("--seed", type=int, default=SmallStage1.seed)
     parser.add_argument("--steps", type=int, default=SmallStage1.steps)
+    parser.add_argument("--again", action="store_true", help="even if the folder holds finished weights")
     options = parser.parse_args(arguments)
     config = SmallStage1(seed=options.seed, steps=options.steps)
     folder = Path(options.out) if options.out else weights_dir() / "small"
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "recipe.json").is_file() and (folder / "model.safetensors").is_file() and not options.again:
+        print(f"{folder} holds a finished stage 1; --again trains another in its place")
+        return
     backbone, record = pretrain_small(config, folder)
     record["probe"] = {name: probe_world(backbone, world.build()) for name, world in WORLDS.items()}
     record["command"] = f"python -m cirkit.pretrain_small --seed {config.seed} --steps {config.steps}"

@@ -74,7 +74,7 @@ def _hours(paper: Paper) -> str:
     known = sizing.steps(paper.batch)
     step, times = (known[name], 1) if name else (Step(), 2)
     hours = [times * count * step_seconds(step, paper.batch, d, True, trained) / 3600 for d in DEVICES]
-    return " / ".join(f"{h:.1f}" if h >= 0.1 else "0.1" for h in hours)
+    return " / ".join(f"{h:.1f}" if h >= 0.1 else "< 0.1" for h in hours)
 
 
 def page() -> str:
@@ -132,7 +132,8 @@ One of these:
 What `hf download` fetches stays in the Hugging Face cache and is found there. LAVIS's two files go into a folder
 `.cache/weights/<preset>` (`CIRKIT_WEIGHTS` names another place than `.cache/weights`), and `vocab.txt` of
 `bert-base-uncased` beside them, unless the cache has it. `make parity` compares this package's passes with LAVIS's own,
-on small random weights.
+on small random weights. LAVIS's files and those for transformers differ in one constant (of a LayerNorm, 1e-5 against
+1e-6), so that a row made from one is another run than from the other.
 
 ```console
 python -c "from cirkit.presets import load_backbone; print(load_backbone('blip2-vitg').config)"
@@ -160,7 +161,8 @@ Epochs and batches are those of each paper, learning rates too (`published_lr` o
 study's one-cycle for all but QuRe, and the last epoch counts, where released code takes the best on the very split
 that it reports. Several seeds: `seed=1 noise_seed=43`, and so on. An interrupted command goes on where it stopped. On
 several GPUs: `accelerate launch --multi_gpu --num_processes 4 -m cirkit.train` instead of `python -m cirkit.train`.
-Hours are arithmetic for the steps alone, on features that are there ([docs/scale.md](scale.md)).
+Hours are arithmetic for the steps alone, on features that are there ([docs/scale.md](scale.md)), ViT-g's for all rows;
+INTENT's first two epochs also run the tower on every reference, which is not counted.
 
 """
 NOTES = """

@@ -7,6 +7,7 @@ notebook 07 walks through; ``train_or_load`` is all of them, or nothing when the
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -26,7 +27,7 @@ from cirkit.features import FeatureStore, PixelStore, build_store
 from cirkit.gate import gate_quality, open_gate
 from cirkit.methods import Method, build_method, method_class, method_config
 from cirkit.noise import NoisyTriplets, corrupt
-from cirkit.parallel import is_main, main_first, main_only, processes
+from cirkit.parallel import agree, is_main, main_first, main_only, processes
 from cirkit.parallel import start as start_processes
 from cirkit.paths import atomic_path, check_writable, resolve, results_dir
 from cirkit.presets import load_backbone, read_weights, unknown_words
@@ -202,13 +203,16 @@ class Run:
 def train_config(p: RunParameters, backbone: Backbone | None = None) -> TrainConfig:
     """The optimisation settings of a run; raises ValueError for those out of range.
 
-    Where no learning rate is named it is the method's own, and the published one on a backbone with the tower of a
-    large pretrained model.
+    Where no learning rate is named it is the method's own, which was chosen on the small presets trained from nothing;
+    the published one on a backbone with the tower of a large pretrained model, on an embedded world that of the data
+    set whose layout it has; and a tenth of its own on ``small``, which nobody has searched for yet.
     """
     method = method_class(p.method)
-    own = method.lr
-    if backbone is not None and backbone.config.tower != BackboneConfig.tower:
-        own = method.published_lr.get(p.dataset, own)
+    own, tower = method.lr, BackboneConfig.tower if backbone is None else backbone.config.tower
+    if tower == "efficientnet-lite0":
+        own /= 10
+    elif tower != BackboneConfig.tower:
+        own = method.published_lr["cirr" if p.dataset in ("cirr", "scenes") else "fashioniq"]
     shared = {f.name for f in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(p)}
     values = {name: getattr(p, name) for name in shared}
     return TrainConfig(**values | {"lr": p.lr or own, "schedule": method.schedule})
@@ -275,6 +279,8 @@ def check_words(backbone: Backbone, sets: Sequence[TripletSet]) -> None:
 def train_or_load(progress: bool = True, **parameters) -> Run:
     """The finished run for these parameters: loaded if it is there, otherwise trained, evaluated and recorded."""
     run = prepare(progress, **parameters)
+    identity = int(hashlib.sha256(run.id.encode()).hexdigest()[:12], 16)
+    agree("which run this is, and whether it is there already", [identity, run.done])
     if run.done:
         run.load()
     else:

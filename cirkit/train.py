@@ -11,6 +11,7 @@ import argparse
 import ast
 import dataclasses
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -36,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.result:
             main_only(lambda: run.copy_record(resolve(options.result)))
     except (ValueError, OSError, ReplicaError) as error:
-        if is_main() or isinstance(error, OSError):  # the others have met the same one, save for a disk of their own
-            print(f"cirkit: {error}", file=sys.stderr)
+        who = "" if is_main() else f" (process {os.environ.get('RANK')})"
+        print(f"cirkit{who}: {error}", file=sys.stderr, flush=True)
         return 1
     if is_main():
         record = load_metrics(run.folder)

@@ -179,6 +179,13 @@ def test_half_precision_stays_finite_and_close():
     assert (exact - rough.float()).abs().max() < 0.05
 
 
+def test_the_tower_gives_the_same_tokens_inside_a_training_in_half_precision():
+    backbone, pixels = small_backbone(), torch.randn(3, 3, 16, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = backbone.patch_tokens(pixels)
+    assert torch.equal(inside, backbone.patch_tokens(pixels))
+
+
 def test_disagreeing_batch_sizes_are_named():
     backbone = small_backbone()
     patches = backbone.patch_tokens(torch.randn(3, 3, 16, 16))

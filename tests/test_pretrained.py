@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -226,13 +227,9 @@ def test_other_models_and_damaged_configs_are_one_sentence(tmp_path, changes, sa
 @pytest.fixture
 def offline(monkeypatch, tmp_path):
     """No network, and a cache of the hub that is empty."""
-    monkeypatch.setattr(cirkit.hub, "snapshot_download", lambda repo, **options: _absent(repo))
+    monkeypatch.setattr(cirkit.hub.constants, "HF_HUB_CACHE", str(tmp_path / "no-cache"))
     monkeypatch.setattr(cirkit.hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("CIRKIT_WEIGHTS", str(tmp_path / "weights"))
-
-
-def _absent(repo):
-    raise cirkit.hub.LocalEntryNotFoundError(repo)
 
 
 @pytest.mark.parametrize(
@@ -309,31 +306,59 @@ def test_a_preset_is_read_from_the_folder_of_its_name(offline, name, form):
     assert load_backbone(name).config.name == name
 
 
-def test_a_hub_id_is_read_from_the_cache(monkeypatch, tmp_path, offline):
-    folder = write(tmp_path / "cache", "safetensors")
-    monkeypatch.setattr(cirkit.hub, "snapshot_download", lambda repo, **options: str(folder))
-    assert load_backbone("someone/some-model").config.name == "someone/some-model"
-    assert load_backbone("blip2-vitg").config.name == "blip2-vitg"
+def cached(monkeypatch, tmp_path, repo: str) -> Path:
+    """A folder of the hub's cache with just the files that are needed of a repository."""
+    monkeypatch.setattr(cirkit.hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    place = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0a1b")
+    return write(place / "snapshots" / "0a1b", "safetensors")
+
+
+@pytest.mark.parametrize("repo", ["someone/some-model", "Salesforce/blip2-itm-vit-g"])
+def test_a_hub_id_is_read_from_the_cache(monkeypatch, tmp_path, offline, repo):
+    folder = cached(monkeypatch, tmp_path, repo)
+    assert load_backbone(repo).config.name == repo
+    if repo.startswith("Salesforce"):
+        assert load_backbone("blip2-vitg").config.name == "blip2-vitg"
     (folder / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="cannot be reached"):
-        load_backbone("someone/some-model")
+        load_backbone(repo)
 
 
 def test_the_hub_is_asked_for_the_needed_files_only(monkeypatch, tmp_path, offline):
     names = ["config.json", "vocab.txt", "model.safetensors", "pytorch_model.bin", "tf_model.h5", "README.md"]
     asked = {}
 
-    def download(repo, local_files_only=False, allow_patterns=None):
-        if local_files_only:
-            _absent(repo)
+    def download(repo, allow_patterns):
         asked[repo] = sorted(allow_patterns)
-        return str(write(tmp_path / "fetched", "safetensors"))
+        return str(cached(monkeypatch, tmp_path, repo))
 
     monkeypatch.setattr(cirkit.hub, "snapshot_download", download)
     monkeypatch.setattr(cirkit.hub, "online", lambda: True)
     monkeypatch.setattr(cirkit.hub.HfApi, "list_repo_files", lambda self, repo: names)
     load_backbone("someone/some-model")
     assert asked == {"someone/some-model": ["config.json", "model.safetensors", "vocab.txt"]}
+    monkeypatch.setattr(cirkit.hub, "snapshot_download", None)
+    load_backbone("someone/some-model")  # what was fetched is found again
+
+
+def test_a_download_that_breaks_off_is_one_sentence(monkeypatch, offline):
+    def broken(self, repo):
+        raise RuntimeError("connection reset\nby peer")
+
+    monkeypatch.setattr(cirkit.hub, "online", lambda: True)
+    monkeypatch.setattr(cirkit.hub.HfApi, "list_repo_files", broken)
+    with pytest.raises(FileNotFoundError, match=r"could not be downloaded .* \(connection reset\)"):
+        load_backbone("someone/some-model")
+
+
+def test_a_mistyped_folder_is_no_hub_id(monkeypatch, tmp_path):
+    monkeypatch.setattr(cirkit.presets, "resolve", lambda name: tmp_path / name)
+    monkeypatch.setattr(cirkit.presets, "hub_folder", None)
+    (tmp_path / "results").mkdir()
+    with pytest.raises(ValueError, match="unknown backbone 'results/mymodle'"):
+        load_backbone("results/mymodle")
 
 
 def test_tiny_config_files_say_no_more_than_before():

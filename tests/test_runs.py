@@ -294,11 +294,17 @@ def test_a_run_without_its_weights_or_history_is_trained_again(settings, name):
 
 def test_without_a_rate_a_small_backbone_takes_the_methods_and_a_large_one_the_published_one(small_backbone):
     small = small_backbone(name="of one's own")
-    large = types.SimpleNamespace(config=dataclasses.replace(small.config, tower="eva"))
+    large, parts = (
+        types.SimpleNamespace(config=dataclasses.replace(small.config, tower=tower))
+        for tower in ("vit", "efficientnet-lite0")
+    )
     for method in ("infonce", "conesep-paper"):
         for dataset, rate in (("fashioniq", 2e-5), ("cirr", 1e-5)):
             p = RunParameters(method=method, dataset=dataset, data_root="x")
             assert train_config(p, large).lr == rate
             assert train_config(p, small).lr == train_config(p).lr == method_class(method).lr
             assert train_config(dataclasses.replace(p, lr=0.5), large).lr == 0.5
-    assert train_config(RunParameters(method="rcl"), large).lr == method_class("rcl").lr
+            assert train_config(p, parts).lr == method_class(method).lr / 10
+    # an embedded world has the layout, and so the rate, of one of them
+    assert train_config(RunParameters(method="rcl"), large).lr == 2e-5
+    assert train_config(RunParameters(method="rcl", dataset="scenes"), large).lr == 1e-5

@@ -133,6 +133,24 @@ def test_it_is_refused_without_its_packages(monkeypatch):
         small.build_small()
 
 
+def test_a_weight_that_a_package_lacks_is_not_left_at_random(untrained, monkeypatch):
+    whole = small.qformer_state
+    lacking = {"qformer.encoder.layer.2.output.dense.weight"}
+    monkeypatch.setattr(small, "qformer_state", lambda bert: {k: v for k, v in whole(bert).items() if k not in lacking})
+    with pytest.raises(ValueError, match=r"missing qformer.encoder.layer.2.output.dense.weight"):
+        small.build_small()
+
+
+def test_finished_weights_are_kept_unless_asked_otherwise(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pretrain_small, "pretrain_small", None)
+    for name in ("recipe.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    pretrain_small.main(["--out", str(tmp_path)])
+    assert "holds a finished stage 1; --again" in capsys.readouterr().out
+    with pytest.raises(TypeError):
+        pretrain_small.main(["--out", str(tmp_path), "--again"])
+
+
 # --- stage 1 ----------------------------------------------------------------------------------------------------------
 
 
