@@ -23,8 +23,8 @@ WORLDS = ("garments", "scenes")
 
 # seconds of one step with one thread, two at once on two cores; for the announcements only
 SECONDS = {"world": 30, "task_and_data": 30, "noise_injection": 40, "train": 60, "look": 70, "report": 20}
-SLOW_LOOKS = {"11_comparison": 170, "12_satisfaction": 130}  # times every method; trains one run of its own
-SLOW_METHODS = {"conesep-released": 130, "conesep-paper": 90, "qure": 85, "dqe": 110}
+SLOW_LOOKS = {"11_comparison": 130, "12_satisfaction": 130}  # times every method; trains one run of its own
+SLOW_METHODS = {"conesep-released": 130, "conesep-paper": 90, "qure": 85, "dqe": 140}
 
 
 # --- settings ---------------------------------------------------------------------------------------------
