@@ -125,7 +125,7 @@ def recall_panels(
     signs = {kind: style | {"linestyle": "-" if kind == "shuffle" else "none"} for kind, style in look.items()}
     if (rows.gate != "none").any():
         signs["behind a gate"] = {"color": "black", "marker": "s", "markerfacecolor": "white", "linestyle": "none"}
-    signs |= grey
+    signs |= {name: style for name, style in grey.items() if (name, "none", "shuffle") in mean.index}
     handles = [plt.Line2D([], [], **style) for style in signs.values()]
     figure.legend(handles, list(signs), loc="outside upper center", ncols=3 if columns < 4 else 6, frameon=False)
     figure.supxlabel("share of training triplets selected as noise", fontsize=10)
