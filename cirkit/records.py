@@ -62,6 +62,12 @@ def up_to_date(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(options=filled)
 
 
+def at_defaults(rows: pd.DataFrame) -> pd.DataFrame:
+    """Those rows of a tidy table whose methods have no changed options and their most frequent learning rate."""
+    rows = rows[rows.changed == "none"]
+    return rows[rows.lr == rows.groupby("method").lr.transform(lambda lr: lr.mode().iloc[0])]
+
+
 def _defaults(method: str) -> dict:
     """Options of a method as it is, as JSON values, without the variant."""
     from cirkit.methods import method_config  # as above

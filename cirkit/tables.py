@@ -11,7 +11,7 @@ from cirkit.bootstrap import paired_bootstrap
 from cirkit.data.annotations import DataError
 from cirkit.evaluation import recall_at
 from cirkit.paths import results_dir
-from cirkit.records import KEYS, tidy, up_to_date
+from cirkit.records import KEYS, at_defaults, tidy, up_to_date
 
 HEADLINE = ("R@1", "R@10", "Rs@1", "top-1 all")
 _SHOWN = ("dataset", "method", "noise_kind", "noise_rate")
@@ -74,12 +74,9 @@ def at_a_glance(table: pd.DataFrame, dataset: str, metric: str = "R@1") -> pd.Da
     Methods with their default options and learning rate only; behind a gate they have a row of their own, below.
     """
     rows = reported(table, (metric,))
-    rows = rows[(rows.dataset == dataset) & (rows.changed == "none")]
-    usual = rows.groupby("method").lr.transform(lambda lr: lr.mode().iloc[0])
+    rows = at_defaults(rows[rows.dataset == dataset])
     cells: dict[tuple[bool, str], dict[str, str]] = {}
-    for (method, gate, kind, rate), part in rows[rows.lr == usual].groupby(
-        ["method", "gate", "noise_kind", "noise_rate"], sort=True
-    ):
+    for (method, gate, kind, rate), part in rows.groupby(["method", "gate", "noise_kind", "noise_rate"], sort=True):
         several = f" ±{part.value.std():.1f} ({len(part)})" if len(part) > 1 else ""
         name = method if gate == "none" else f"{method}, gate {gate}"
         column = "clean" if rate == 0 else f"{kind} {rate:g}"

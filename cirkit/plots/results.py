@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cirkit.plots.style import COLOURS
-from cirkit.records import KEYS
+from cirkit.records import KEYS, at_defaults
 
 
 def probe_bars(accuracy: Mapping[str, float], chance: Mapping[str, float], needed: float = 80.0) -> Figure:
@@ -91,8 +91,7 @@ def recall_panels(
         table: as for :func:`recall_by_rate`; of a method's settings those without changed options and at its most
             frequent learning rate are drawn.
     """
-    rows = table[(table.metric == metric) & (table.category == "mean") & (table.changed == "none")]
-    rows = rows[rows.lr == rows.groupby("method").lr.transform(lambda lr: lr.mode().iloc[0])]
+    rows = at_defaults(table[(table.metric == metric) & (table.category == "mean")])
     mean = rows.groupby(["method", "gate", "noise_kind", "noise_rate"])[["value", "low", "high"]].mean()
     mean = mean.reset_index("noise_rate").sort_index()
     kinds = ["shuffle", *sorted(set(rows.noise_kind) - {"shuffle"})]
