@@ -38,8 +38,8 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["cirkit.runs"])
 METHODS = ("infonce", "conesep-adapted", "conesep-released", "qure", "tme")
 CONFIG = TrainConfig(epochs=2, batch_size=23, lr=1e-3, accumulation=2)
-# of a reduced sum in float32; AdamW makes of a tiny gradient's last digits a step, so weights need more
-CLOSE, WEIGHTS_CLOSE = {"rtol": 1e-4, "atol": 1e-6}, {"rtol": 1e-2, "atol": 2e-4}
+# AdamW makes of a tiny gradient's last digits a step, so weights need more
+WEIGHTS_CLOSE = {"rtol": 1e-2, "atol": 2e-4}
 
 
 class World:
@@ -241,11 +241,16 @@ def test_shares_are_of_one_size_and_the_gathered_rows_and_gradients_those_of_the
 
 
 def assert_same_step(found: list[dict], expected: dict) -> None:
-    assert found[0]["loss"] == found[1]["loss"] == pytest.approx(expected["loss"], rel=1e-5)
-    assert found[0]["numbers"] == pytest.approx(expected["numbers"], rel=1e-4, abs=1e-5, nan_ok=True)
+    """Equal between processes; to one process up to float32's rounding, of which machines differ, where sums cancel.
+
+    A row too few or a gradient not averaged is an error of a seventh or a half.
+    """
+    assert found[0]["loss"] == found[1]["loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-5)
+    assert found[0]["numbers"] == pytest.approx(expected["numbers"], rel=5e-3, abs=5e-5, nan_ok=True)
     assert found[0]["gradients"].keys() == expected["gradients"].keys()
     for key, gradient in expected["gradients"].items():
-        torch.testing.assert_close(found[0]["gradients"][key], gradient, **CLOSE, msg=lambda m, key=key: f"{key}: {m}")
+        close = {"rtol": 0, "atol": 5e-3 * gradient.abs().max().item() + 2e-6, "msg": lambda m, key=key: f"{key}: {m}"}
+        torch.testing.assert_close(found[0]["gradients"][key], gradient, **close)
         assert torch.equal(found[1]["gradients"][key], found[0]["gradients"][key]), key
 
 
