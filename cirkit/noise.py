@@ -70,10 +70,12 @@ def corrupt(
             - "partial": one clause of the text (`cirkit.clauses` says what one is) is replaced by a clause of
               another row's text that has no part in common with it. Only rows whose text has several clauses
               are drawn, so that some of it always still holds.
+            - "mixed": a third "partial", a third "hard" with wrong targets, the rest "shuffle", on different rows; the
+              ledger says which.
         seed: non-negative seed of Python's `random.Random`; "shuffle" repeats the released code with it.
-        similarity: needed by "hard", a function of R reference and C candidate ids that gives finite image-to-image
-            scores [R, C], higher for more alike; called with at most 512 references at once. Not read by
-            other kinds.
+        similarity: needed by "hard" and "mixed", a function of R reference and C candidate ids that gives finite
+            image-to-image scores [R, C], higher for more alike; called with at most 512 references at once. Not
+            read by other kinds.
         within_category: exchange values only between rows of one category; the papers exchange across them.
             No effect on "hard" targets, which always come from the row's category.
         order: "conesep" hands out the shuffled values from the end of the list (ConeSep, HABIT and INTENT on
@@ -129,7 +131,7 @@ def corrupt(
     for edit in edits:
         touched[edit.slot] += edit.rows
         for row, value in zip(edit.rows, edit.values, strict=True):
-            columns[edit.slot][row], kinds[row], slots[row] = value, kind, edit.slot
+            columns[edit.slot][row], kinds[row], slots[row] = value, edit.kind or kind, edit.slot
     after = before.replace(**{COLUMN[name]: tuple(column) for name, column in columns.items()})
     for name, rows in touched.items():
         old, new = comparable(before, name), comparable(after, name)

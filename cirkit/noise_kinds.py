@@ -6,6 +6,7 @@ images and words that are in the triplets, so that one feature store serves ever
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,12 @@ _CHUNK_ROWS, _CHUNK_SCORES = 512, 2**23
 
 
 class Edit(NamedTuple):
-    """New values for one slot: `values[j]` goes to row `rows[j]`."""
+    """New values for one slot: `values[j]` goes to row `rows[j]`; `kind` where it is not the one asked for."""
 
     slot: str
     rows: Sequence[int]
     values: Sequence[Any]
+    kind: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +197,23 @@ def _partial(request: Request) -> Iterable[Edit]:
     yield Edit("text", chosen, values)
 
 
+def _mixed(request: Request) -> Iterable[Edit]:
+    third = request.count // 3
+    # partial first, as it alone cannot take every row
+    for kind, count in (("partial", third), ("hard", third), ("shuffle", request.count - 2 * third)):
+        part = dataclasses.replace(request, kind=kind, count=count)
+        edits = [edit._replace(kind=kind) for edit in KINDS[kind](part)] if count else []
+        taken = {row for edit in edits for row in edit.rows}
+        request = dataclasses.replace(request, free=tuple(row for row in request.free if row not in taken))
+        yield from edits
+
+
 KINDS: dict[str, Callable[[Request], Iterable[Edit]]] = {
     "shuffle": _shuffle,
     "derange": _derange,
     "hard": _hard,
     "partial": _partial,
+    "mixed": _mixed,
 }
 # Kinds whose caller may choose the slot; the first is the default.
 SLOT_CHOICES: dict[str, tuple[str, ...]] = {"hard": ("target", "text")}

@@ -113,7 +113,7 @@ def detection_table(table: pd.DataFrame) -> pd.DataFrame:
     dropped as noisy, and the share of all and of clean rows kept (:func:`cirkit.gate.gate_quality`); with a gate
     clean runs have a row too, for what they lose.
     """
-    own = table.metric.isin([*_DETECTION, *_GATE[:3]]) & (table.category == table.noise_kind)
+    own = table.metric.isin([*_DETECTION, *_GATE[:3]]) & (table.category == table.noise_kind.replace("mixed", "all"))
     rows = table[own | (table.metric == "kept gate")]
     rows = rows.assign(metric=rows.metric.where(rows.category != "clean", "kept clean"))
     columns = [*_DETECTION, *(name for name in _GATE if (rows.metric == name).any())]

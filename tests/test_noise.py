@@ -120,7 +120,7 @@ def test_rates_outside_the_unit_interval_are_refused(rate):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"kind": "shufle"}, "unknown noise kind 'shufle'; known kinds: derange, hard, partial, shuffle"),
+        ({"kind": "shufle"}, "unknown noise kind 'shufle'; known kinds: derange, hard, mixed, partial, shuffle"),
         ({"order": "front"}, "unknown order 'front'; known orders: conesep, tme"),
         (
             {"kind": "hard", "slot": "reference"},

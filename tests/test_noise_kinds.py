@@ -351,3 +351,28 @@ def test_the_real_annotations_bring_in_no_new_image(shared_data, kind, slot):
             for x in (data, noisy.triplets)
         )
         assert abs(np.median(was)) < 0.5 and np.median(now) > 10
+
+
+@given(st.integers(9, 60), st.floats(0, 1), st.integers(0, 10**6), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_mixed_noise_is_its_three_kinds_on_different_rows_and_the_ledger_names_them(n, rate, seed, within):
+    noisy = corrupt(distinct(n), rate, "mixed", seed, coarse, within_category=within)
+    count, kinds, ledger = selected_count(rate, n), Counter(noisy.ledger.kind.tolist()), noisy.ledger
+    assert kinds == Counter(partial=count // 3, hard=count // 3, shuffle=count - 2 * (count // 3)) + Counter(
+        {"": n - count}
+    )
+    assert set(ledger.slot[ledger.kind == "partial"]) <= {"text"} and set(ledger.slot[ledger.kind == "hard"]) <= {
+        "target"
+    }
+    assert ledger.changed[np.isin(ledger.kind, ["partial", "hard"])].all()
+    assert [step.kind for step in ledger.steps] == ["mixed"]
+    for row in np.flatnonzero(ledger.kind == "partial"):  # one of the two clauses still holds
+        assert len(set(noisy.triplets.captions[row]) & {f"a{row}", f"b{row}"}) == 1
+
+
+def test_mixed_noise_needs_a_similarity_and_rows_with_several_clauses():
+    with pytest.raises(ValueError, match="'hard' needs similarity"):
+        corrupt(distinct(9), 0.5, "mixed")
+    plain = make([f"r{i}" for i in range(9)], [(f"a{i}",) for i in range(9)], [f"t{i}" for i in range(9)])
+    with pytest.raises(ValueError, match="partial asks for 1 untouched triplets"):
+        corrupt(plain, 0.5, "mixed", similarity=coarse)
