@@ -1,6 +1,6 @@
-"""Runs every command that README.md shows in a ```bash block, in order, and says how many passed.
+"""Runs every command that README.md and docs/running.md show in a ```bash block, in order, and says how many passed.
 
-Four of them are run in a shorter form: `make test` has just been run by whoever calls this, `make study` is planned but
+Some are run in a shorter form: `make test` has just been run by whoever calls this, `make study` is planned but
 not run (`make grid` trains, the tests run the notebooks; `--all` runs it), `make lab` is stopped once
 it answers, and `make pretrain` takes two steps into another folder instead of the whole recipe.
 """
@@ -21,7 +21,8 @@ OWN_DATA = ROOT / "data" / "my-fashioniq"
 
 
 def commands() -> list[str]:
-    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.S | re.M)
+    text = "".join((ROOT / page).read_text() for page in ("README.md", "docs/running.md"))
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.S | re.M)
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
@@ -59,7 +60,7 @@ def exercise(command: str) -> bool:
 
 
 def write_own_data() -> None:
-    """A few pictures in the layout that README describes, for the commands on one's own data."""
+    """A few pictures in the layout that docs/running.md describes, for the commands on one's own data."""
     sys.path.insert(0, str(ROOT / "tests"))
     from mini_fashioniq import write_annotations, write_images
 
