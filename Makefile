@@ -41,7 +41,7 @@ SNAKEMAKE = $(RUN) -m snakemake $@ $(HOW) $(if $(CHOSEN),--config $(CHOSEN))
 ALL_DONE = @echo 'All done. In $(RESULTS)/study: summary.md (the table), figures/index.html, notebooks/ (executed).'
 
 .DEFAULT_GOAL := help
-.PHONY: help install own-python study search grid test check parity bench pretrain small lab reference figures lock clean distclean
+.PHONY: help install own-python study search grid committed test check parity bench pretrain small lab reference figures lock clean distclean
 .SUFFIXES:
 
 help:
@@ -51,6 +51,7 @@ help:
 	@echo 'make grid       more runs:  make grid METHODS="infonce" RATES="0 0.5" KINDS="shuffle" SEEDS="0 1"'
 	@echo '                also DATASET, DATA_ROOT, BACKBONE, DEVICE, LR, GATE; CORES (runs at once; at most 4 by default), THREADS (1)'
 	@echo '                PROFILE=slurm on a cluster, PROFILE=local for all cores of a machine (profiles/)'
+	@echo 'make committed  every run of the committed tables (a day on two cores; goes on where it was interrupted)'
 	@echo 'make parity     the Q-Former and the towers of salesforce-lavis against those of this package: largest differences'
 	@echo 'make bench      time and memory against other ways of computing the same (some minutes);  ARGS=--reference keeps them'
 	@echo 'make lab        JupyterLab with the notebooks'
@@ -83,13 +84,20 @@ grid: $(READY)
 	@$(SNAKEMAKE) --keep-going
 	$(ALL_DONE)
 
+# a line is settings as they are typed for grid
+committed: $(READY)
+	@grep -v '^#' results/reference/grid.txt | while read -r line; do \
+		echo "make grid $$line"; eval "$(MAKE) --no-print-directory grid $$line" < /dev/null || exit 1; done
+
+# a file's tests stay together: they share what the first of them made
 test: $(READY)
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -m slow $(ARGS)
 	$(RUN) .ci/readme.py --all
+	$(RUN) .ci/lab_check.py
 
 parity: $(READY)
 	@RUN=$(RUN) bash .ci/oldest -m cirkit.parity

@@ -247,6 +247,9 @@ PACKAGE = sorted(str(path) for path in Path("cirkit").rglob("*") if path.is_file
 for name, size in (("MMAP_THRESHOLD", 2**30), ("TRIM_THRESHOLD", 2**32), ("TOP_PAD", 2**26)):
     os.environ.setdefault(f"MALLOC_{name}_", str(size))
 
+# executed notebooks are to be read, not moved
+os.environ.setdefault("CIRKIT_WIDGETS", "off")
+
 # A kernel `python3` of this interpreter, found before any of that name that the user has elsewhere. It is
 # quiet about its sockets, which never leave this machine, and about being stopped when the notebook ends.
 kernels = Path(".snakemake", "jupyter").absolute()

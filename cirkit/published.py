@@ -146,7 +146,7 @@ def _consequences(column: pd.Series, name: str, mean: float) -> dict[str, object
 
 def _remark(row: pd.Series, metric: str, cells: Sequence[str], tolerance: float) -> str:
     """Which of a row's averages fit each other."""
-    if "AVG." not in row or row[["AVG.", *HALVES]].isna().any():
+    if not {"AVG.", *HALVES} <= set(row.index) or row[["AVG.", *HALVES]].isna().any():
         return ""
     if metric == "AVG.":
         fits = abs(row["AVG."] - row[list(HALVES)].mean()) <= tolerance + 1e-9

@@ -126,6 +126,7 @@ def test_it_opens_with_what_a_reader_needs_and_ends_with_exercises(path):
     assert first.cell_type == "markdown" and first.source.startswith(f"# {path.name[:2]}")
     for word in ("Purpose", "You will see", "Needs", "Time"):
         assert f"**{word}:**" in first.source
+    assert len(re.findall(r"\bAfter this you can\b", first.source)) == 1, "the opening names a learning goal"
     [exercises] = [cell for cell in others if re.match(r"#+ .*\bexercises?\b", cell.source, re.IGNORECASE)]
     assert 2 <= len(re.findall(r"^\d\. ", exercises.source, re.MULTILINE)) <= 3
 

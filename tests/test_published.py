@@ -176,3 +176,10 @@ def test_one_model_under_both_protocols():
         ("kept", "R@1"): 0.0, ("kept", "R@2"): 50.0, ("last", "R@1"): 50.0, ("last", "R@2"): 100.0,
     }  # fmt: skip
     assert mean.candidates["kept", "R@1"] == 4 and mean.candidates["last", "R@1"] == 3
+
+
+def test_a_smaller_tolerance_finds_the_same_slips_and_more_in_every_table():
+    record = load()
+    usual, strict = (audit(record, tolerance=tolerance) for tolerance in (0.01, 0.005))
+    keys = ["dataset", "noise", "method", "metric", "source"]
+    assert set(map(tuple, usual[keys].values)) < set(map(tuple, strict[keys].values))

@@ -11,6 +11,7 @@ from cirkit.plots.boundaries import (
     where_noise_lies,
 )
 from cirkit.plots.counts import combination_map, count_matrix, stacked_counts, text_statistics
+from cirkit.plots.interactive import boundary_panel, flag_panels, plan_panel
 from cirkit.plots.pictures import image_strip, triplet_grid, triplet_pairs
 from cirkit.plots.published import cost_panels, detection_curves, difference_map, rank_panels, recall_beside
 from cirkit.plots.rankings import drop_curves, drop_histograms, interval_bars, line_panels
@@ -58,6 +59,7 @@ __all__ = [
     "band_histograms",
     "boundaries_by_batch",
     "boundary_intervals",
+    "boundary_panel",
     "collapse_histories",
     "combination_map",
     "cone_histograms",
@@ -69,6 +71,7 @@ __all__ = [
     "drop_curves",
     "drop_histograms",
     "fidelity_curves",
+    "flag_panels",
     "forgetting_curves",
     "history_panels",
     "image_strip",
@@ -83,6 +86,7 @@ __all__ = [
     "mass_on_anchors",
     "order_slopes",
     "pass_maps",
+    "plan_panel",
     "probe_bars",
     "rank_panels",
     "recall_beside",

@@ -1,0 +1,207 @@
+"""One's own triplets: a folder of images and a CSV file with the columns reference, text, target.
+
+``category`` and ``split`` may stand beside them, and any other column, which is carried along. Everything that cannot
+be used is told in one sentence that names the file and the row, as a spreadsheet counts rows: the header is row 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cirkit.data.annotations import DataError, first_ids, stored_name
+from cirkit.data.picture_tree import PictureTree, check_pictures
+from cirkit.data.triplets import TripletSet
+
+NEEDED = ("reference", "text", "target")
+OPTIONAL = ("category", "split")
+FEWEST_ROWS = 20
+SPLITS = ("train", "val")
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_SHEETS = {b"PK\x03\x04": "an Excel or OpenDocument file", b"\xd0\xcf\x11\xe0": "an old Excel file"}
+_ERRORS = ("#NAME?", "#REF!", "#VALUE!", "#N/A", "#DIV/0!", "#NULL!", "#NUM!")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A CSV file of n triplets whose images are there.
+
+    Attributes:
+        path: the file. images: the folder.
+        columns: column -> n strings as they stand in the file, in its order.
+        references, targets: n image ids of `images`. texts: n texts without outer blanks.
+        categories, splits: n strings; "all" and "" where the file does not say.
+    """
+
+    path: Path
+    images: PictureTree
+    columns: dict[str, tuple[str, ...]] = field(repr=False)
+    references: tuple[str, ...] = field(repr=False)
+    texts: tuple[str, ...] = field(repr=False)
+    targets: tuple[str, ...] = field(repr=False)
+    categories: tuple[str, ...] = field(repr=False)
+    splits: tuple[str, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    @property
+    def name(self) -> str:
+        """The file's name without extension."""
+        return self.path.stem
+
+    @property
+    def world(self) -> str:
+        """Name of the embedded world that the table was written from, "" for anybody's own data."""
+        return stored_name(self.path.parent) or ""
+
+    def image_ids(self) -> tuple[str, ...]:
+        """Every image of a triplet, sorted and distinct."""
+        return tuple(sorted({*self.references, *self.targets}))
+
+    def triplets(self) -> TripletSet:
+        """All rows as training triplets, in order; the gallery of a category are the images of its rows."""
+        galleries: dict[str, dict[str, None]] = {}
+        for reference, target, category in zip(self.references, self.targets, self.categories, strict=True):
+            galleries.setdefault(category, {}).update({reference: None, target: None})
+        return TripletSet(
+            name=self.name,
+            split="train",
+            references=self.references,
+            captions=tuple((text,) for text in self.texts),
+            targets=self.targets,
+            categories=self.categories,
+            galleries={category: tuple(sorted(images)) for category, images in galleries.items()},
+        )
+
+
+def sheet_row(row: int) -> int:
+    """Row of a table, from 0, as a spreadsheet numbers it."""
+    return row + 2
+
+
+def read_table(
+    path: str | Path, images: str | Path = "", keep_duplicates: bool = False, check: bool = True, progress: bool = True
+) -> Table:
+    """Read a CSV file of triplets and find its images.
+
+    Separated by commas, semicolons or tabs, whichever makes the header; UTF-8 with or without a byte order mark. Image
+    names are looked up by :meth:`PictureTree.find`.
+
+    Args:
+        images: the folder with the images, at any depth; "" for the one that the CSV file is in.
+        keep_duplicates: let the same triplet stand in several rows; the noise report then flags the later ones.
+        check: decode every image once.
+
+    Raises:
+        DataError: one sentence naming the file, and the row where there is one.
+    """
+    path = Path(path).expanduser()
+    columns = _columns(path, _text(path))
+    count = len(columns["reference"])
+    for name in NEEDED:
+        _refuse(path, [row for row in range(count) if not columns[name][row].strip()], f"has a blank {name}")
+        broken = [row for row in range(count) if columns[name][row].strip() in _ERRORS]
+        _refuse(path, broken, f"has a spreadsheet error for its {name}; repair the formula and export again")
+    if count < FEWEST_ROWS:
+        raise DataError(
+            f"{path} has {count} rows of triplets, too few to tell right from wrong: {FEWEST_ROWS} at least."
+        )
+    splits = tuple(value.strip() for value in columns.get("split", ("",) * count))
+    strange = [row for row in range(count) if splits[row] not in ("", *SPLITS)]
+    _refuse(path, strange, f"has a split other than {' or '.join(SPLITS)}, or nothing")
+    tree = PictureTree(Path(images).expanduser() if str(images) else path.parent)
+    references, targets = (_find(path, columns[name], name, tree) for name in ("reference", "target"))
+    texts = tuple(text.strip() for text in columns["text"])
+    if not keep_duplicates:
+        _refuse_duplicates(path, list(zip(references, texts, targets, strict=True)))
+    categories = tuple(value.strip() or "all" for value in columns.get("category", ("all",) * count))
+    table = Table(path, tree, columns, references, texts, targets, categories, splits)
+    if check:
+        where: dict[str, str] = {}
+        for row, pair in enumerate(zip(references, targets, strict=True)):
+            for image in pair:
+                where.setdefault(image, f"{path}, row {sheet_row(row)}")
+        check_pictures(tree, table.image_ids(), where, progress)
+    return table
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; it should be a CSV file with {', '.join(NEEDED)}.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    for start, kind in _SHEETS.items():
+        if content.startswith(start):
+            raise DataError(f"{path} is {kind}, not CSV: save it from the spreadsheet as 'CSV UTF-8'.")
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{path} is UTF-16 text, as 'Unicode text' of a spreadsheet: save it as 'CSV UTF-8'.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        row = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, row {row} is not UTF-8 text: save it from the spreadsheet as 'CSV UTF-8'.") from None
+
+
+def _columns(path: Path, text: str) -> dict[str, tuple[str, ...]]:
+    header = text.partition("\n")[0]
+    separator = max(_SEPARATORS, key=header.count)
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{path} is not a CSV file separated by {_SEPARATORS[separator]}: {error}.") from None
+    while rows and not any(value.strip() for value in rows[-1]):
+        rows.pop()
+    if not rows:
+        raise DataError(f"{path} is empty; its first row should be {','.join(NEEDED)}.")
+    names = [name.strip().lower() if name.strip().lower() in (*NEEDED, *OPTIONAL) else name for name in rows[0]]
+    if lacking := [name for name in NEEDED if name not in names]:
+        raise DataError(
+            f"{path}, row 1 lacks the column {' and '.join(lacking)}; it has {first_ids(map(repr, names), 8)}, read as"
+            f" separated by {_SEPARATORS[separator]}."
+        )
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise DataError(f"{path}, row 1 names the column {twice[0]!r} more than once.")
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != len(names):
+            raise DataError(
+                f"{path}, row {number} has {len(row)} values for {len(names)} columns; a text with"
+                f" {_SEPARATORS[separator]} in it needs quotes around it."
+            )
+    return {name: tuple(row[place] for row in rows[1:]) for place, name in enumerate(names)}
+
+
+def _refuse(path: Path, rows: list[int], what: str) -> None:
+    if rows:
+        others = f" ({len(rows)} rows do: {first_ids(str(sheet_row(row)) for row in rows)})" if len(rows) > 1 else ""
+        raise DataError(f"{path}, row {sheet_row(rows[0])} {what}{others}.")
+
+
+def _find(path: Path, names: tuple[str, ...], column: str, tree: PictureTree) -> tuple[str, ...]:
+    found: dict[str, str | None] = {}
+    for row, name in enumerate(names):
+        if name not in found:
+            try:
+                found[name] = tree.find(name)
+            except DataError as error:
+                raise DataError(f"{path}, row {sheet_row(row)}, {column}: {error}.") from None
+    unknown = [row for row, name in enumerate(names) if found[name] is None]
+    if unknown:
+        what = f"names the {column} {names[unknown[0]]!r}, and there is no such image"
+        _refuse(path, unknown, f"{what}: {tree.tried()}; say where the images are if this is not it")
+    return tuple(found[name] for name in names)
+
+
+def _refuse_duplicates(path: Path, rows: list[tuple[str, str, str]]) -> None:
+    first: dict[tuple[str, str, str], int] = {}
+    for row, triplet in enumerate(rows):
+        if first.setdefault(triplet, row) != row:
+            raise DataError(
+                f"{path}, row {sheet_row(row)} is the same triplet as row {sheet_row(first[triplet])}"
+                f" ({len(rows) - len(set(rows))} such rows): take it out, or let the report flag them with"
+                " keep_duplicates."
+            )
