@@ -51,7 +51,7 @@ help:
 	@echo 'make grid       more runs:  make grid METHODS="infonce" RATES="0 0.5" KINDS="shuffle" SEEDS="0 1"'
 	@echo '                also DATASET, DATA_ROOT, BACKBONE, DEVICE, LR, GATE; CORES (runs at once; at most 4 by default), THREADS (1)'
 	@echo '                PROFILE=slurm on a cluster, PROFILE=local for all cores of a machine (profiles/)'
-	@echo 'make committed  every run of the committed tables (a day on two cores; goes on where it was interrupted)'
+	@echo 'make committed  every run of the committed tables (hours; goes on where it was interrupted)'
 	@echo 'make parity     the Q-Former and the towers of salesforce-lavis against those of this package: largest differences'
 	@echo 'make bench      time and memory against other ways of computing the same (some minutes);  ARGS=--reference keeps them'
 	@echo 'make lab        JupyterLab with the notebooks'
