@@ -41,7 +41,7 @@ SNAKEMAKE = $(RUN) -m snakemake $@ $(HOW) $(if $(CHOSEN),--config $(CHOSEN))
 ALL_DONE = @echo 'All done. In $(RESULTS)/study: summary.md (the table), figures/index.html, notebooks/ (executed).'
 
 .DEFAULT_GOAL := help
-.PHONY: help install own-python study search grid committed test check parity bench pretrain small lab reference figures lock clean distclean
+.PHONY: help install own-python study search grid committed book test check parity bench pretrain small lab reference figures lock clean distclean
 .SUFFIXES:
 
 help:
@@ -54,6 +54,7 @@ help:
 	@echo 'make committed  every run of the committed tables (hours; goes on where it was interrupted)'
 	@echo 'make parity     the Q-Former and the towers of salesforce-lavis against those of this package: largest differences'
 	@echo 'make bench      time and memory against other ways of computing the same (some minutes);  ARGS=--reference keeps them'
+	@echo 'make book       the executed notebooks and the pages as a site for reading offline (results/book/index.html)'
 	@echo 'make lab        JupyterLab with the notebooks'
 	@echo 'make pretrain   make the stage-1 checkpoint of the tiny backbone again'
 	@echo 'make small      make the backbone small, of pretrained parts, for BACKBONE=small (about an hour)'
@@ -89,6 +90,9 @@ committed: $(READY)
 	@grep -v '^#' results/reference/grid.txt | while read -r line; do \
 		echo "make grid $$line"; eval "$(MAKE) --no-print-directory grid $$line" < /dev/null || exit 1; done
 
+book: $(READY)
+	@$(RUN) .ci/book.py
+
 # a file's tests stay together: they share what the first of them made
 test: $(READY)
 	@$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
@@ -98,6 +102,7 @@ check: $(READY)
 	$(RUN) -m pytest -m slow $(ARGS)
 	$(RUN) .ci/readme.py --all
 	$(RUN) .ci/lab_check.py
+	$(RUN) .ci/book.py && $(RUN) .ci/book_check.py
 
 parity: $(READY)
 	@RUN=$(RUN) bash .ci/oldest -m cirkit.parity

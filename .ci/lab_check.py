@@ -11,25 +11,21 @@ control does not change the picture above it. Without Chromium it says so and do
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
-import websocket
+from browser import Browser, chromium, end, wait
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = ("01", "02", "03", "04", "06")
@@ -57,80 +53,6 @@ CONTROLS = {
     "button": "button.widget-button",
     "text": ".widget-text input",
 }
-
-
-class Browser:
-    """A page of a headless Chromium, driven by its DevTools protocol."""
-
-    def __init__(self, program: str, folder: Path):
-        self.process = subprocess.Popen(
-            [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
-             "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
-             "--remote-allow-origins=*", "--window-size=1300,1000", f"--user-data-dir={folder}", "about:blank"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        port = folder / "DevToolsActivePort"
-        wait(lambda: port.is_file() and port.read_text().strip(), 60, "Chromium did not start")
-        address = f"http://127.0.0.1:{port.read_text().split()[0]}/json/list"
-        with urllib.request.urlopen(address, timeout=30) as answer:
-            page = next(target for target in json.load(answer) if target["type"] == "page")
-        self.socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=120)
-        self.numbers = count(1)
-        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
-
-    def call(self, method: str, **parameters) -> dict:
-        number = next(self.numbers)
-        self.socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
-        while True:
-            message = json.loads(self.socket.recv())
-            if message.get("id") == number:
-                if "error" in message:
-                    raise RuntimeError(f"{method}: {message['error']['message']}")
-                return message["result"]
-
-    def ask(self, expression: str):
-        """The value of a JavaScript expression about the open notebook; None where there is none yet."""
-        code = f"(async () => {{ try {{ {PRELUDE} return {expression}; }} catch (e) {{ return null; }} }})()"
-        return self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)["result"].get(
-            "value"
-        )
-
-    def click(self, x: float, y: float) -> None:
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def press(self, key: str) -> None:
-        code = {"ArrowDown": 40, "Enter": 13}[key]
-        text = {"text": "\r"} if key == "Enter" else {}
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
-
-    def picture(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
-
-    def close(self) -> None:
-        with suppress(Exception):
-            self.call("Browser.close")
-        end(self.process)
-
-
-def wait(condition: Callable, seconds: float, otherwise: str):
-    """What ``condition`` gives once it is true."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if value := condition():
-            return value
-        time.sleep(0.3)
-    raise TimeoutError(f"{otherwise} within {seconds:g} s")
-
-
-def end(process: subprocess.Popen) -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 @contextmanager
@@ -262,7 +184,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the parameters and the runs that are there")
     parser.add_argument("--pictures", type=Path, help="folder for what the browser showed")
     options = parser.parse_args()
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    program = chromium()
     if program is None:
         print("Skipped: there is no Chromium here to look at notebooks with.")
         return
@@ -283,7 +205,7 @@ def main() -> None:
         served.mkdir()
         names = [copied(path, served, not options.full) for path in notebooks]
         with lab(served, environment) as (url, token):
-            browser = Browser(program, profile)
+            browser = Browser(program, profile, PRELUDE)
             try:
                 for name in names:
                     try:

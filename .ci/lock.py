@@ -24,6 +24,7 @@ HEADINGS = {
     "dependencies": "The package",
     "study": "Notebooks and batch runs",
     "small": "Pretrained parts of the preset small",
+    "book": "The book",
     "lavis": "What LAVIS needs, for parity with it (LAVIS itself comes separately)",
     "dev": "Tests and style",
 }
