@@ -7,8 +7,10 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -214,17 +216,19 @@ if any("ipykernel" in part for part in sys.orig_argv):
 """
 
 
-def papermill(notebook: Path, folder: Path, *options: str, cwd: Path | None = None, name: str = "") -> Finished:
+def papermill(
+    notebook: Path, folder: Path, *options: str, cwd: Path | None = None, name: str = "", output: str = ""
+) -> Finished:
     """Execute a notebook as the batch does, from a folder that has nothing to do with it, or from `cwd`.
 
     Missing cell ids are an error, `STARTUP` holds, and all that is written goes below `folder`; `name` tells apart
-    results folders.
+    results folders, `output` executed notebooks.
     """
     elsewhere, hidden = folder / "irgendwo  anders é 図", folder / "hidden"
     for made in (elsewhere, hidden):
         made.mkdir(parents=True, exist_ok=True)
     (hidden / "sitecustomize.py").write_text(STARTUP, encoding="utf-8")
-    output = elsewhere / f"out{name}.ipynb"
+    output = elsewhere / f"{output or f'out{name}'}.ipynb"
     output.unlink(missing_ok=True)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(hidden), str(REPOSITORY)]),
@@ -303,6 +307,23 @@ def test_training_runs_from_anywhere_on_a_folder_of_ones_own(noisy_run, place):
     assert table["R@1", "mean"]["value"] < 100 == table["R@10", "mean"]["value"]  # 8 images: 10 hold them all
     folder = place / "results ü" / "runs" / record["run_id"]
     assert {"metrics.json", "history.csv", "ranks_val.csv", "model.safetensors"} <= {p.name for p in folder.iterdir()}
+
+
+@pytest.mark.notebook
+def test_two_at_once_make_one_run(noisy_run, place):
+    """Both finish with one record, of the numbers that one alone has."""
+    own = place / "twice"
+    own.mkdir()
+    shutil.copytree(place / "mein Datensatz é", own / "mein Datensatz é")
+    with ThreadPoolExecutor(2) as both:
+        # the results are shared; only where the executed notebook goes differs
+        jobs = [both.submit(training, own, *NOISY, result=f"{n}.json", output=f"out{n}") for n in range(2)]
+        for finished in (job.result() for job in jobs):
+            assert_clean(finished)
+    (run,) = (own / "results ü" / "runs").iterdir()
+    first, second = (json.loads((own / "kopie é" / f"{n}.json").read_text(encoding="utf-8")) for n in range(2))
+    alone = json.loads((place / "kopie é" / "record.json").read_text(encoding="utf-8"))
+    assert first == second and run.name == first["run_id"] and first["metrics"] == alone["metrics"]
 
 
 @pytest.mark.notebook
