@@ -3,8 +3,8 @@
     make book        results/book/index.html
 
 Takes the notebooks of your study where there are all of them, else the committed ones; they are copied, never executed
-or changed. Links to files that are no pages become their path in words. A page or picture that is linked and not there
-stops it with one sentence.
+or changed. The one on your own data is shown without outputs where it was not executed. Links to files that are no
+pages become their path in words. A page or picture that is linked and not there stops it with one sentence.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from cirkit.paths import atomic_path, results_dir
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN_RUN = "07_training-infonce-tiny-garments-shuffle-0.5-seed0"  # of notebook 07 there is a copy for each run
+MAY_BE_SOURCE = {"13_own_data"}
 PAGES = {  # heading in the contents -> pages, in order
     "Read": ["docs/findings.md", "results/reference/summary.md"],
     "Use": ["docs/running.md", "docs/real.md", "docs/scale.md", "docs/extending.md"],
@@ -82,6 +83,7 @@ def executed_notebooks() -> dict[str, Path]:
     names = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
     for folder in (results_dir() / "study" / "notebooks", ROOT / "results" / "reference" / "notebooks"):
         found = {n: folder / f"{SHOWN_RUN if n.startswith('07') else n}.ipynb" for n in names}
+        found |= {n: ROOT / "notebooks" / f"{n}.ipynb" for n in MAY_BE_SOURCE & found.keys() if not found[n].is_file()}
         missing = [name for name, path in found.items() if not path.is_file()]
         if not missing:
             return found
@@ -127,6 +129,8 @@ def collect(folder: Path) -> dict[str, str]:
         for cell in content["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = link_targets(page, "".join(cell["source"]), known)
+        if path.parent == ROOT / "notebooks":
+            content["cells"][0]["source"] += "\n\n*Shown without outputs: no executed copy was there.*"
         write(folder / page, json.dumps(content))
     for page in pages:
         title = f"# {TITLES[page]}\n\n" if page in TITLES else ""
