@@ -102,7 +102,10 @@ def saved_figures(folders: Iterable[Path]) -> dict[str, str]:
 def picture_texts(notebook: dict, texts: Mapping[str, str]) -> dict[str, str]:
     """File name that the book gives a picture (the digest of its bytes) -> alternative text, for all outputs."""
     found: dict[str, str] = {}
+    section = ""
     for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown" and (headings := re.findall(r"^#+ (.+)$", "".join(cell["source"]), re.M)):
+            section = f"figure of the section “{headings[-1]}”"
         # a name may end in that of the run, which is the same in meaning for every run
         names = re.findall(r'"(\d\d_\w+?)(?:"|_\{)', "".join(cell["source"]))
         named = [next((text for key, text in texts.items() if key.startswith(name)), "") for name in names]
@@ -111,7 +114,7 @@ def picture_texts(notebook: dict, texts: Mapping[str, str]) -> dict[str, str]:
                 digest = hashlib.sha256(b64decode("".join(data["image/png"]))).hexdigest()
                 own = output.get("metadata", {}).get("image/png", {}).get("alt")
                 if digest not in found:  # one that is shown twice was saved once
-                    found[digest] = own or (named.pop(0) if named else "")
+                    found[digest] = own or (named.pop(0) if named else "") or section
     return found
 
 

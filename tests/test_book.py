@@ -110,6 +110,13 @@ def test_a_small_book(tmp_path, monkeypatch, capsys):
     assert (results / "book" / "index.html").is_file(), "the book of before stays"
 
 
+def test_a_picture_that_nobody_described_is_named_by_its_section():
+    notebook = executed()
+    notebook.cells[1].source = "figure"
+    found = book.picture_texts(notebook, {"03_cone": "the cone"})
+    assert list(found.values()) == ["figure of the section “A title”", 'told "here"']
+
+
 def test_packages_that_are_not_there_are_named(monkeypatch, capsys):
     monkeypatch.setattr(book, "find_spec", lambda name: None if name == "furo" else sys)
     assert book.main() == 1
