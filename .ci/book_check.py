@@ -26,7 +26,7 @@ SIZES = {"phone": (400, 800), "desk": (1280, 900)}
 # equations are set a moment after the page is there
 READY = """document.readyState === 'complete' &&
     [...document.querySelectorAll('.math')].every(m => m.querySelector('mjx-container')) &&
-    (!location.search || document.querySelector('#search-results li'))"""
+    (!location.search || !!document.querySelector('#search-results li'))"""
 FOUND = """JSON.stringify({
     'broken pictures': [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src),
     'pictures without a description': [...document.querySelectorAll('article img')]

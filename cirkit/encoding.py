@@ -2,7 +2,7 @@
 
 While it is written a store is called ``.<name>.partial`` and keeps, beside the array, a list of its batches with their
 CRC-32. Whoever goes on with it reads back what is there and keeps the batches that are as the list says. Only a store
-with all its rows takes its own name; the list stays in it, so that whoever opens it can tell a damaged one.
+with all its rows takes its own name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from io import BytesIO, FileIO
 from pathlib import Path
 
@@ -67,24 +66,6 @@ def write_store(
                     bar.update(len(batch))
         (partial / "store.json").write_text(json.dumps(meta | {"ids": list(ids), "shape": shape}))
         os.replace(partial, folder)
-
-
-def intact(folder: Path, rows: int, row_bytes: int) -> bool:
-    """Whether the array of a finished store is what was written, by its list of batches; True if it has none.
-
-    Reads all of it, but only once a process unless the file was written to since.
-    """
-    return not (folder / LOG).is_file() or _intact(folder, rows, row_bytes, (folder / "patches.npy").stat().st_mtime_ns)
-
-
-@cache
-def _intact(folder: Path, rows: int, row_bytes: int, _: int) -> bool:
-    lines = list(_lines(folder / LOG))
-    with FileIO(folder / "patches.npy") as file:
-        file.seek(-rows * row_bytes, os.SEEK_END)
-        return sum(count for count, _ in lines) == rows and all(
-            _crc(file, count * row_bytes) == crc for count, crc in lines
-        )
 
 
 def free_space(folder: Path) -> int:
@@ -146,22 +127,21 @@ class _Rows:
         if self.file.read(len(self.header)) != self.header:
             return 0, []
         for count, crc in _lines(self.folder / LOG):
-            if written + count > self.shape[0] or _crc(self.file, count * self.row_bytes) != crc:
+            if written + count > self.shape[0] or self._crc(count * self.row_bytes) != crc:
                 break
             written += count
             kept.append((count, crc))
         return written, kept
 
-
-def _crc(file: FileIO, size: int) -> int | None:
-    """CRC-32 of the next ``size`` bytes; None if the file ends before."""
-    crc = 0
-    while size:
-        part = file.read(min(size, _READ))
-        if not part:
-            return None
-        crc, size = zlib.crc32(part, crc), size - len(part)
-    return crc
+    def _crc(self, size: int) -> int | None:
+        """CRC-32 of the next ``size`` bytes; None if the file ends before."""
+        crc = 0
+        while size:
+            part = self.file.read(min(size, _READ))
+            if not part:
+                return None
+            crc, size = zlib.crc32(part, crc), size - len(part)
+        return crc
 
 
 def _lines(log: Path) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import platform
@@ -18,7 +17,6 @@ from pathlib import Path
 # .<name>.<machine>-<process>-<random>.tmp
 _TEMPORARY = re.compile(r"\..+\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.tmp")
 _A_DAY = 24 * 3600
-_NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
 def project_root() -> Path:
@@ -67,9 +65,6 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     The temporary path does not exist yet, so the caller may create a file or a folder there. A finished folder that
     another process put in place meanwhile is kept and ours is dropped: both hold the same content. What killed
     processes left in the folder is removed first.
-
-    Raises:
-        OSError: the disk is full, or a quota is; the message names ``path``. What the caller raises otherwise.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,10 +77,6 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         except OSError:
             if not (temporary.is_dir() and path.is_dir()):
                 raise
-    except Exception as error:
-        if (code := _system_code(error)) not in _NO_ROOM:
-            raise
-        raise OSError(f"{path} cannot be written ({os.strerror(code)}); make room there and run it again") from None
     finally:
         _remove(temporary)
 
@@ -93,14 +84,6 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def temporary_path(path: Path) -> Path:
     """A sibling of ``path`` under a name that nobody else takes, and that is swept once this process is gone."""
     return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
-
-
-def _system_code(error: Exception) -> int | None:
-    """The system's number of an error, of one that came through Rust too (safetensors)."""
-    if isinstance(error, OSError):
-        return error.errno
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else None
 
 
 def _sweep(folder: Path) -> None:

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from safetensors.torch import save_file
 
-from cirkit.backbone import Backbone, BackboneConfig, state_digest
+from cirkit.backbone import Backbone, BackboneConfig
 from cirkit.data.splits import Data, load_data
 from cirkit.data.triplets import TripletSet
 from cirkit.device import check_device
@@ -69,15 +69,12 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the record of this run is complete: there, readable, of this run, with weights, ranks and history."""
+        """Whether the record of this run is complete: there, readable, of this run, with weights and history."""
         try:
             named = load_metrics(self.folder)["run_id"] == self.id
         except ValueError:
             return False
-        tables = {f"ranks_{split}.csv": len(triplets) for split, triplets in self.data.splits.items()}
-        tables |= {"history.csv": self.config.epochs, "scores_train.csv": len(self.noisy.triplets)}
-        whole = all(_has_lines(self.folder / name, 1 + rows) for name, rows in tables.items())
-        return named and whole and (self.folder / "model.safetensors").is_file()
+        return named and all((self.folder / name).is_file() for name in ("model.safetensors", "history.csv"))
 
     def fit(self, progress: bool = True) -> pd.DataFrame:
         """Train, resuming where an interrupted run stopped; the history is kept beside the run."""
@@ -173,7 +170,6 @@ class Run:
             "comparable": all(t.comparable for t in (self.data.train, *self.data.splits.values())),
             "model_selection": "last epoch",
             "provenance": provenance() | {"processes": processes()},
-            "weights": state_digest(self.method.trained_state()),
             "metrics": metrics.astype(object).where(metrics.notna(), None).to_dict("records"),
         }
         with atomic_path(self.folder / "metrics.json") as path:
@@ -186,14 +182,8 @@ class Run:
         Raises:
             ValueError: the folder's files do not fit this run.
         """
-        record, state = load_metrics(self.folder), read_weights(self.folder / "model.safetensors")
-        self.method.load_trained_state(state, str(self.folder))
-        if record.get("weights", known := state_digest(state)) != known:  # older records do not have it
-            raise ValueError(
-                f"{self.folder / 'model.safetensors'} is damaged: its weights are not those of its metrics.json;"
-                " delete it to train this run again"
-            )
-        return record
+        self.method.load_trained_state(read_weights(self.folder / "model.safetensors"), str(self.folder))
+        return load_metrics(self.folder)
 
     def copy_record(self, target: str | Path) -> Path:
         """Copy the record of this finished run to ``target``, with the parameters it was asked for.
@@ -208,12 +198,6 @@ class Run:
     def history(self) -> pd.DataFrame:
         """History of a finished run, one row an epoch."""
         return pd.read_csv(self.folder / "history.csv")
-
-
-def _has_lines(path: Path, count: int) -> bool:
-    """Whether a file is there and has so many whole lines and nothing else."""
-    content = path.read_bytes() if path.is_file() else b""
-    return content.endswith(b"\n") and content.count(b"\n") == count
 
 
 def train_config(p: RunParameters, backbone: Backbone | None = None) -> TrainConfig:

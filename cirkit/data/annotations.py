@@ -23,8 +23,7 @@ def read_json(path: str | Path) -> Any:
     """Read an annotation file.
 
     Raises:
-        DataError: the file is missing, empty, a large-file pointer, a web page, not UTF-8 or not JSON, or an object in
-            it has a key twice, of which JSON readers keep the last and drop the others.
+        DataError: the file is missing, empty, a large-file pointer, a web page, not UTF-8 or not JSON.
     """
     path = Path(path)
     try:
@@ -33,10 +32,15 @@ def read_json(path: str | Path) -> Any:
         raise DataError(f"{path} does not exist.") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    if instead := no_content(content, "JSON"):
-        raise DataError(f"{path} is {instead}.")
+    start = content[:200].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not content.strip(b"\xef\xbb\xbf \t\r\n"):
+        raise DataError(f"{path} is empty ({len(content)} bytes); download it again.")
+    if start.startswith(b"version https://git-lfs"):
+        raise DataError(f"{path} is a git-lfs pointer, not data; run `git lfs pull` where it was cloned.")
+    if start.startswith(b"<"):
+        raise DataError(f"{path} is a web page or XML, not JSON; download the raw file.")
     try:
-        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_distinct)
+        return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start}).") from None
     except json.JSONDecodeError as error:
@@ -45,24 +49,6 @@ def read_json(path: str | Path) -> Any:
         ) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not an annotation file: {error}.") from None
-
-
-def no_content(content: bytes, wanted: str) -> str | None:
-    """What a file is that holds no data, and what to do about it, in words; None if it may be what is `wanted`."""
-    start = content.strip(b"\xef\xbb\xbf \t\r\n")[:200]
-    if not start:
-        return f"empty ({len(content)} bytes); download it again"
-    if start.startswith(b"version https://git-lfs"):
-        return "a git-lfs pointer, not data; run `git lfs pull` where it was cloned"
-    return f"a web page or XML, not {wanted}; download the raw file" if start.startswith(b"<") else None
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        repeated = [key for key, times in Counter(key for key, _ in pairs).items() if times > 1]
-        raise ValueError(f"an object in it has {len(repeated):,} keys more than once ({first_ids(repeated)})")
-    return found
 
 
 def image_id(value: Any, where: str) -> str:

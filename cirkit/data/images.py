@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from cirkit.data.annotations import DataError, first_ids, no_content
+from cirkit.data.annotations import DataError, first_ids
 
 IMAGE_FOLDERS = ("images", "resized_image", "image_data")
 EXTENSIONS = (".jpg", ".jpeg", ".png")
@@ -24,7 +24,6 @@ LAYOUTS = (
     "image_data/<category>/<id>.jpg",
 )
 
-_LONGEST = 15_000  # pixels: padded to 4:5, a longer side would be more than Pillow takes for a decompression bomb
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -174,8 +173,8 @@ def open_rgb(file: str | Path) -> Image.Image:
     animation the first frame is taken.
 
     Raises:
-        DataError: the file is missing, no image, truncated, longer than 15,000 pixels, or has 32-bit integer or
-            float pixels, whose range cannot be known; the message names the file.
+        DataError: the file is missing, no image, truncated, or has 32-bit integer or float pixels, whose
+            range cannot be known; the message names the file.
     """
     return _decode(file)
 
@@ -205,8 +204,6 @@ def _image_files(folder: Path) -> tuple[list[tuple[str, str]], list[Path]]:
 def _decode(file: str | Path, reduced: bool = False) -> Image.Image:
     try:
         with Image.open(file) as image:
-            if max(image.size) > _LONGEST:
-                raise DataError(f"{image.width:,} by {image.height:,} pixels, more than {_LONGEST:,} on a side")
             if reduced:
                 # JPEG's entropy-coded stream is read in full at any scale, so truncation still shows.
                 image.draft(image.mode, (1, 1))
@@ -215,9 +212,6 @@ def _decode(file: str | Path, reduced: bool = False) -> Image.Image:
             return _to_rgb(image)
     except FileNotFoundError:
         raise DataError(f"{file} does not exist.") from None
-    except UnidentifiedImageError:
-        instead = no_content(Path(file).read_bytes(), "pixels") or "in no format that Pillow reads"
-        raise DataError(f"{file} is not a usable image (it is {instead}).") from None
     except Exception as error:  # Pillow's plugins raise a dozen types on damaged files
         raise DataError(f"{file} is not a usable image ({error}).") from error
 
