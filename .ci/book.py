@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from posixpath import normpath
 
+from cirkit.equations_page import saved_figures
 from cirkit.paths import atomic_path, results_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +91,7 @@ def executed_notebooks() -> dict[str, Path]:
     raise BookError(f"no executed copy of notebook {missing[0]}: run make study first")
 
 
-def saved_figures(folders: Iterable[Path]) -> dict[str, str]:
+def descriptions(folders: Iterable[Path]) -> dict[str, str]:
     """Alternative texts of the figures that notebooks save, by name."""
     found: dict[str, str] = {}
     for folder in folders:
@@ -106,8 +107,7 @@ def picture_texts(notebook: dict, texts: Mapping[str, str]) -> dict[str, str]:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown" and (headings := re.findall(r"^#+ (.+)$", "".join(cell["source"]), re.M)):
             section = f"figure of the section “{headings[-1]}”"
-        # a name may end in that of the run, which is the same in meaning for every run
-        names = re.findall(r'"(\d\d_\w+?)(?:"|_\{)', "".join(cell["source"]))
+        names = saved_figures("".join(cell["source"])) if cell["cell_type"] == "code" else []
         named = [next((text for key, text in texts.items() if key.startswith(name)), "") for name in names]
         for output in cell.get("outputs", []):
             if "image/png" in (data := output.get("data", {})):
@@ -123,7 +123,7 @@ def collect(folder: Path) -> dict[str, str]:
     notebooks = executed_notebooks()
     pages = [page for part in PAGES.values() for page in part]
     known = {*pages, *(f"notebooks/{name}.ipynb" for name in notebooks)}
-    texts = saved_figures([results_dir() / "study" / "figures", ROOT / "figures"])
+    texts = descriptions([results_dir() / "study" / "figures", ROOT / "figures"])
     alternatives = {}
     for name, path in notebooks.items():
         page = f"notebooks/{name}.ipynb"
@@ -163,20 +163,8 @@ def build(pages: Path, site: Path) -> None:
     for name in MATHJAX:
         source, target = mathjax / name, pages / "_static" / "mathjax" / name
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-W",
-        "--keep-going",
-        "-j",
-        "2",
-        "-b",
-        "html",
-        str(pages),
-        str(site),
-    ]
+    options = ["-N", "-q", "-W", "--keep-going", "-j", "2", "-b", "html"]
+    command = [sys.executable, "-m", "sphinx", *options, str(pages), str(site)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]

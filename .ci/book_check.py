@@ -43,24 +43,8 @@ FOUND = """JSON.stringify({
 })"""
 
 
-def reports(browser: Browser) -> list[dict]:
-    """What the browser says by itself, in a list that grows with every answer that is read."""
-    said: list[dict] = []
-    receive = browser.socket.recv
-
-    def keep() -> str:
-        text = receive()
-        said.append(json.loads(text))
-        return text
-
-    browser.socket.recv = keep
-    for subject in ("Page", "Network", "Log", "Runtime"):
-        browser.call(f"{subject}.enable")
-    return said
-
-
 def spoken(said: list[dict]) -> dict[str, list[str]]:
-    """Errors of scripts and addresses outside the folder, from the browser's reports."""
+    """Errors of scripts and addresses outside the folder, from `Browser.reports`."""
     errors, asked = [], []
     for report in said:
         told = report.get("params", {})
@@ -80,16 +64,14 @@ def spoken(said: list[dict]) -> dict[str, list[str]]:
     return {"script errors": errors, "asked of a network": [a for a in asked if not a.startswith(local)]}
 
 
-def findings(
-    browser: Browser, said: list[dict], address: str, size: str, scheme: str, picture: Path | None = None
-) -> dict[str, list]:
-    """What is wrong at an address as it is shown on a screen of this size and colour scheme; ``said``: `reports`."""
+def findings(browser: Browser, address: str, size: str, scheme: str, picture: Path | None = None) -> dict[str, list]:
+    """What is wrong at an address as it is shown on a screen of this size and colour scheme."""
     width, height = SIZES[size]
     screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
     browser.call("Emulation.setDeviceMetricsOverride", **screen)
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     browser.call("Page.navigate", url="about:blank")
-    said.clear()
+    browser.reports.clear()
     browser.call("Page.navigate", url=address)
     late = []
     try:
@@ -98,7 +80,7 @@ def findings(
         late = [str(error)]
     time.sleep(0.1)  # for what a script does just after
     # the width asked for: a phone's own innerWidth grows with what does not fit
-    found = json.loads(browser.ask(FOUND.replace("WIDTH", str(width)))) | {"slow": late} | spoken(said)
+    found = json.loads(browser.ask(FOUND.replace("WIDTH", str(width)))) | {"slow": late} | spoken(browser.reports)
     if picture is not None:
         shot = browser.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         picture.write_bytes(base64.b64decode(shot["data"]))
@@ -121,7 +103,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         browser = Browser(program, Path(folder))
         try:
-            said = reports(browser)
+            for subject in ("Page", "Network", "Log", "Runtime"):
+                browser.call(f"{subject}.enable")
             for page in pages:
                 query = "?q=retrieval" if page.name == "search.html" else ""
                 for size, scheme in (("phone", "light"), ("desk", "dark"), ("phone", "dark"), ("desk", "light")):
@@ -130,7 +113,7 @@ def main() -> int:
                         pictures.mkdir(parents=True, exist_ok=True)
                         picture = pictures / f"{page.stem}-{size}-{scheme}.png"
                     for name, values in findings(
-                        browser, said, page.resolve().as_uri() + query, size, scheme, picture
+                        browser, page.resolve().as_uri() + query, size, scheme, picture
                     ).items():
                         wrong += 1
                         print(f"{page.relative_to(site)}, {size}, {scheme}: {name}: {'; '.join(map(str, values))}")

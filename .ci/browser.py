@@ -39,6 +39,7 @@ class Browser:
             page = next(target for target in json.load(answer) if target["type"] == "page")
         self.socket = websocket.create_connection(page["webSocketDebuggerUrl"], timeout=120)
         self.numbers = count(1)
+        self.reports: list[dict] = []  # what it says by itself, of the subjects that were enabled
         self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     def call(self, method: str, **parameters) -> dict:
@@ -50,6 +51,7 @@ class Browser:
                 if "error" in message:
                     raise RuntimeError(f"{method}: {message['error']['message']}")
                 return message["result"]
+            self.reports.append(message)
 
     def ask(self, expression: str):
         """The value of a JavaScript expression about the page; None where there is none yet."""

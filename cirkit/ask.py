@@ -55,14 +55,15 @@ class Gallery:
 
     Args:
         method: of :func:`load_run`, or any other.
-        folder: with images at any depth; every one is decoded once before any is encoded.
+        folder: with images at any depth, or their tree; every one is decoded once before any is encoded.
 
     Raises:
         DataError: a folder that is not there, has no image, or has one that cannot be read.
     """
 
-    def __init__(self, method: Method, folder: str | Path, progress: bool = True):
-        self.method, self.images = method, PictureTree(folder)
+    def __init__(self, method: Method, folder: str | Path | PictureTree, progress: bool = True):
+        self.method = method
+        self.images = folder if isinstance(folder, PictureTree) else PictureTree(folder)
         self.ids = self.images.ids
         if not self.ids:
             raise ValueError(f"there is nothing to search: {self.images.tried()}")
@@ -70,6 +71,10 @@ class Gallery:
         check_pictures(self.images, self.ids, where, progress)
         self.store: FeatureStore = build_store(method.backbone, self.images, self.ids, progress=progress)
         self.tokens = encode_images(method, self.ids, self.store)  # [G,N,D]
+
+    def file(self, image: str | Path) -> Path:
+        """The file of an image of the gallery, by its id, or of any other, by its path."""
+        return self.images.path(image) if str(image) in self.images else Path(image)
 
     @torch.inference_mode()
     def ask(self, image: str | Path, text: str, top: int = 10) -> pd.DataFrame:
@@ -85,7 +90,7 @@ class Gallery:
         """
         method = self.method
         check_question(method, text, top)
-        path = self.images.path(image) if str(image) in self.images else Path(image)
+        path = self.file(image)
         pixels = method.backbone.preprocess(open_rgb(path))[None].to(method.backbone.device)
         query = method.query(method.backbone.patch_tokens(pixels), [text])
         own = [place for place, other in enumerate(self.ids) if self.images.path(other).resolve() == path.resolve()]
@@ -111,8 +116,7 @@ def check_question(method: Method, text: str, top: int) -> None:
 
 def answer_strip(gallery: Gallery, image: str | Path, text: str, answers: pd.DataFrame, right: str = "") -> Figure:
     """The asked image and its answers as one row of pictures; the image ``right`` among them is framed."""
-    path = gallery.images.path(image) if str(image) in gallery.images else Path(image)
-    pictures = [open_rgb(path), *map(gallery.images.load, answers.id)]
+    pictures = [open_rgb(gallery.file(image)), *map(gallery.images.load, answers.id)]
     captions = ["asked", *(f"{row.rank}: {row.score:.2f}" for row in answers.itertuples())]
     marks = [False, *(answers.id == right)]
     return image_strip([pictures], [captions], [f"“{text}”"], [marks])
@@ -134,9 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_writable(Path(options.out).absolute().parent)
         method = load_run(options.run, options.device)
         check_question(method, options.text, options.top)
-        if not Path(options.image).is_file() and options.image not in PictureTree(options.gallery):
+        tree = PictureTree(options.gallery)
+        if not Path(options.image).is_file() and options.image not in tree:
             raise ValueError(f"{options.image} is neither an image file nor an image of {options.gallery}")
-        gallery = Gallery(method, options.gallery)
+        gallery = Gallery(method, tree)
         answers = gallery.ask(options.image, options.text, options.top)
         print(answers.to_string(index=False, float_format="{:.3f}".format))
         if options.out:

@@ -152,7 +152,7 @@ class Suspicion:
         Their images must be in the store. A triplet is judged by the model that was not trained on its row.
         """
         rows = np.arange(len(self.triplets)) if rows is None else np.asarray(rows)
-        evidence = self._evidence(triplets)
+        evidence = self.evidence if triplets is self.triplets else self._evidence(triplets)
         references, targets = (
             encode_images(self.method, ids, self.store) for ids in (triplets.references, triplets.targets)
         )

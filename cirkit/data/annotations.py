@@ -19,6 +19,20 @@ def first_ids(ids: Iterable[str], n: int = 5) -> str:
     return ", ".join(ids[:n]) + (", ..." if len(ids) > n else "")
 
 
+def file_bytes(path: Path, hint: str = "") -> bytes:
+    """The content of a file; ``hint`` is what follows where it does not exist.
+
+    Raises:
+        DataError: the file is missing or cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist{hint}.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+
+
 def read_json(path: str | Path) -> Any:
     """Read an annotation file.
 
@@ -26,12 +40,7 @@ def read_json(path: str | Path) -> Any:
         DataError: the file is missing, empty, a large-file pointer, a web page, not UTF-8 or not JSON.
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    content = file_bytes(path)
     start = content[:200].lstrip(b"\xef\xbb\xbf \t\r\n")
     if not content.strip(b"\xef\xbb\xbf \t\r\n"):
         raise DataError(f"{path} is empty ({len(content)} bytes); download it again.")

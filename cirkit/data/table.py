@@ -11,7 +11,7 @@ import io
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cirkit.data.annotations import DataError, first_ids, stored_name
+from cirkit.data.annotations import DataError, file_bytes, first_ids, stored_name
 from cirkit.data.picture_tree import PictureTree, check_pictures
 from cirkit.data.triplets import TripletSet
 
@@ -129,12 +129,7 @@ def read_table(
 
 
 def _text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; it should be a CSV file with {', '.join(NEEDED)}.") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    content = file_bytes(path, f"; it should be a CSV file with {', '.join(NEEDED)}")
     for start, kind in _SHEETS.items():
         if content.startswith(start):
             raise DataError(f"{path} is {kind}, not CSV: save it from the spreadsheet as 'CSV UTF-8'.")
