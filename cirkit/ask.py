@@ -22,7 +22,7 @@ from cirkit.methods import Method, build_method
 from cirkit.paths import atomic_path, check_writable
 from cirkit.plots.pictures import image_strip
 from cirkit.presets import load_backbone, read_weights, unknown_words
-from cirkit.records import load_metrics
+from cirkit.records import changed_files, load_metrics
 from cirkit.retrieval import encode_images
 from cirkit.scores import top_k
 
@@ -31,14 +31,16 @@ def load_run(folder: str | Path, device: str = "auto") -> Method:
     """The trained model of a finished run, in eval mode.
 
     Raises:
-        ValueError: no finished run there, weights that do not fit, or a backbone that is no longer the one it was
-            trained from. FileNotFoundError: weights that are gone.
+        ValueError: no finished run there, weights that are damaged or do not fit, or a backbone that is no longer the
+            one it was trained from. FileNotFoundError: weights that are gone.
     """
     folder = Path(folder)
     record = load_metrics(folder)
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise FileNotFoundError(f"{weights} is missing: the run was finished, but its weights are gone; train it again")
+    if changed_files(folder, [weights.name]):
+        raise ValueError(f"{weights} is not what the run wrote: copy it again or train it again")
     parameters = record["parameters"]
     backbone = load_backbone(parameters["backbone"], device)
     if backbone.fingerprint()[:16] != record["effective"]["backbone_weights"]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from cirkit.data.triplets import TripletSet
+from cirkit.encoding import free_space
 from cirkit.features import FeatureStore
 from cirkit.methods.base import Method
 from cirkit.paths import atomic_path
@@ -72,7 +73,8 @@ def save(
         try:
             torch.save(state, temporary)
         except (OSError, RuntimeError) as error:
-            reason = str(error).partition("\n")[0]
+            first, *_ = str(error).split("\n")
+            reason = f"{first}; {free_space(path.parent) / 1e9:.2g} GB free"
             raise OSError(f"{path} cannot be written ({reason}); the checkpoint of the epoch before stays") from None
 
 

@@ -2,7 +2,7 @@
 
 While it is written a store is called ``.<name>.partial`` and keeps, beside the array, a list of its batches with their
 CRC-32. Whoever goes on with it reads back what is there and keeps the batches that are as the list says. Only a store
-with all its rows takes its own name.
+with all its rows takes its own name; the list stays in it, for those who read.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Rows:
         written, kept = 0, []
         if self.file.read(len(self.header)) != self.header:
             return 0, []
-        for count, crc in _lines(self.folder / LOG):
+        for count, crc in logged(self.folder):
             if written + count > self.shape[0] or self._crc(count * self.row_bytes) != crc:
                 break
             written += count
@@ -144,8 +144,9 @@ class _Rows:
         return crc
 
 
-def _lines(log: Path) -> Iterator[tuple[int, int]]:
-    """The whole lines of a log; the last one may be torn."""
+def logged(folder: Path) -> Iterator[tuple[int, int]]:
+    """Images and CRC-32 of each batch of a store: the whole lines of its log, of which the last one may be torn."""
+    log = folder / LOG
     for line in log.read_text(errors="replace").splitlines() if log.is_file() else ():
         count, _, crc = line.partition(",")
         if not (count.isdecimal() and crc.isdecimal() and int(count)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from cirkit.backbone import Backbone
 from cirkit.data.images import ImageFolder
-from cirkit.encoding import write_store
+from cirkit.encoding import logged, write_store
 from cirkit.paths import cache_dir
 from cirkit.provenance import source_digest
 
@@ -35,7 +36,7 @@ class FeatureStore:
     """Patch tokens [images, P, Dv] on disk, looked up by image id.
 
     Reading a batch copies only its rows, so memory stays bounded however many images there are; :meth:`hold` trades
-    memory for speed.
+    memory for speed. What is read is checked against its CRC-32 the first time.
     """
 
     dims = 3
@@ -56,8 +57,12 @@ class FeatureStore:
         except (OSError, ValueError, EOFError, LookupError, TypeError) as error:
             why = f"{self.folder} is not a readable feature store ({type(error).__name__}: {error})"
             raise ValueError(f"{why}; delete it to rebuild") from None
-        if self._patches.shape != shape or len(shape) != self.dims or len(self.ids) != len(self._patches):
+        batches = np.array(list(logged(self.folder)), dtype=np.int64).reshape(-1, 2)  # images, CRC-32
+        sizes = {len(self.ids), len(self._patches), batches[:, 0].sum()}
+        if self._patches.shape != shape or len(shape) != self.dims or len(sizes) > 1:
             raise ValueError(f"{self.folder} is damaged: its array does not fit its index; delete it to rebuild")
+        self._ends, self._crcs = batches[:, 0].cumsum(), batches[:, 1]
+        self._unread = np.full(len(batches), True)
         self._row = {image: row for row, image in enumerate(self.ids)}
         self._held: Tensor | None = None
         self._place = np.empty(0, dtype=np.int64)  # of each row among the held ones, -1 for none
@@ -110,6 +115,7 @@ class FeatureStore:
         if len(rows) * self.row_bytes > share * free_memory(torch.device(device)):
             return False
         held = torch.empty((len(rows), *self.shape), dtype=self.dtype, device=device)
+        self._check(rows)
         for start in range(0, len(rows), _COPY):
             held[start : start + _COPY] = torch.from_numpy(self._patches[rows[start : start + _COPY]])
         self._held, self._place = held, np.full(len(self), -1)
@@ -119,18 +125,35 @@ class FeatureStore:
     def patches(
         self, rows: np.ndarray | Tensor, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Patch tokens [len(rows), P, Dv] on ``device``, where they become ``dtype``."""
+        """Patch tokens [len(rows), P, Dv] on ``device``, where they become ``dtype``.
+
+        Raises:
+            ValueError: they are not what was once written.
+        """
         rows, device = np.asarray(rows), torch.device(device)
         places = self._place[rows] if self._held is not None else rows[:0]
         if self._held is not None and (places >= 0).all():
             batch = self._held.index_select(0, torch.from_numpy(places).to(self._held.device))
             return batch.to(device).to(dtype)
+        self._check(rows)
         # pinned memory is copied to a GPU while the host goes on
         batch = torch.empty((len(rows), *self.shape), dtype=self.dtype, pin_memory=device.type == "cuda")
         target, source = batch.numpy(), np.asarray(self._patches)
         for place in np.argsort(rows, kind="stable"):  # row by row, in the order of the disk, and copied once
             target[place] = source[rows[place]]
         return batch.to(device, non_blocking=True).to(dtype)
+
+    def _check(self, rows: np.ndarray) -> None:
+        """Raises ValueError if what these rows were written with is not what the file holds."""
+        if not self._unread.any():
+            return
+        batches = np.unique(np.searchsorted(self._ends, rows, side="right"))
+        for batch in batches[self._unread[batches]]:
+            start, end = self._ends[batch - 1] if batch else 0, self._ends[batch]
+            if zlib.crc32(np.ascontiguousarray(self._patches[start:end]).data.cast("B")) != self._crcs[batch]:
+                among = f"{self.ids[start]} to {self.ids[end - 1]}"
+                raise ValueError(f"{self.folder} is damaged: not what was written of {among}; delete it to rebuild")
+            self._unread[batch] = False
 
 
 class PixelStore(FeatureStore):

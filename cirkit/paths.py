@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -65,6 +66,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     The temporary path does not exist yet, so the caller may create a file or a folder there. A finished folder that
     another process put in place meanwhile is kept and ours is dropped: both hold the same content. What killed
     processes left in the folder is removed first.
+
+    Raises:
+        OSError: the disk is full, naming ``path``.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,8 +81,18 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         except OSError:
             if not (temporary.is_dir() and path.is_dir()):
                 raise
+    except Exception as error:
+        if _disk_full(error):
+            raise OSError(f"{path} cannot be written: there is no space left on the disk") from error
+        raise
     finally:
         _remove(temporary)
+
+
+def _disk_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"os error {errno.ENOSPC}" in str(error)  # how safetensors says it
 
 
 def temporary_path(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,27 @@ def load_metrics(folder: str | Path) -> dict:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a finished run's record: {error}") from None
     return record
+
+
+def file_digest(path: Path) -> str:
+    """16 hex digits of what a file holds; "" where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def changed_files(folder: Path, names: Sequence[str] | None = None) -> list[str]:
+    """Those files of a finished run that are gone or no longer what its record says they were.
+
+    Args:
+        names: those to look at; None for all. Records older than digests say nothing of any.
+
+    Raises:
+        ValueError: as :func:`load_metrics`.
+    """
+    written = load_metrics(folder).get("files", {})
+    return [n for n, digest in written.items() if (names is None or n in names) and file_digest(folder / n) != digest]
 
 
 def up_to_date(table: pd.DataFrame) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -32,7 +33,7 @@ from cirkit.parallel import start as start_processes
 from cirkit.paths import atomic_path, check_writable, resolve, results_dir
 from cirkit.presets import load_backbone, read_weights, unknown_words
 from cirkit.provenance import provenance
-from cirkit.records import load_metrics
+from cirkit.records import changed_files, file_digest, load_metrics
 from cirkit.retrieval import encode_images, encode_queries, rank_queries
 from cirkit.run_identity import effective_values, run_id
 from cirkit.run_parameters import RunParameters
@@ -69,12 +70,17 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the record of this run is complete: there, readable, of this run, with weights and history."""
+        """Whether this run was finished: its record is there and readable, and its files are as they were written."""
         try:
-            named = load_metrics(self.folder)["run_id"] == self.id
+            record = load_metrics(self.folder)
         except ValueError:
             return False
-        return named and all((self.folder / name).is_file() for name in ("model.safetensors", "history.csv"))
+        if record["run_id"] != self.id or "files" not in record:
+            return False
+        if changed := changed_files(self.folder):
+            lost = f"{', '.join(changed)} of {self.folder} lost or damaged"
+            warnings.warn(f"{lost}; this run is trained again", stacklevel=2)
+        return not changed
 
     def fit(self, progress: bool = True) -> pd.DataFrame:
         """Train, resuming where an interrupted run stopped; the history is kept beside the run."""
@@ -154,8 +160,9 @@ class Run:
             table.to_csv(path, index=False)
 
     def _write(self, metrics: pd.DataFrame, ranks: dict[str, pd.DataFrame]) -> None:
-        for split, table in ranks.items():
-            self._write_table("scores_train.csv" if split == "train" else f"ranks_{split}.csv", table)
+        tables = {"scores_train.csv" if split == "train" else f"ranks_{split}.csv": t for split, t in ranks.items()}
+        for name, table in tables.items():
+            self._write_table(name, table)
         with atomic_path(self.folder / "model.safetensors") as path:
             save_file({k: v.contiguous().cpu() for k, v in self.method.trained_state().items()}, path)
         ledger = self.noisy.ledger
@@ -170,6 +177,7 @@ class Run:
             "comparable": all(t.comparable for t in (self.data.train, *self.data.splits.values())),
             "model_selection": "last epoch",
             "provenance": provenance() | {"processes": processes()},
+            "files": {name: file_digest(self.folder / name) for name in ("history.csv", *tables, "model.safetensors")},
             "metrics": metrics.astype(object).where(metrics.notna(), None).to_dict("records"),
         }
         with atomic_path(self.folder / "metrics.json") as path:
@@ -279,9 +287,9 @@ def check_words(backbone: Backbone, sets: Sequence[TripletSet]) -> None:
 def train_or_load(progress: bool = True, **parameters) -> Run:
     """The finished run for these parameters: loaded if it is there, otherwise trained, evaluated and recorded."""
     run = prepare(progress, **parameters)
-    identity = int(hashlib.sha256(run.id.encode()).hexdigest()[:12], 16)
-    agree("which run this is, and whether it is there already", [identity, run.done])
-    if run.done:
+    identity, done = int(hashlib.sha256(run.id.encode()).hexdigest()[:12], 16), run.done
+    agree("which run this is, and whether it is there already", [identity, done])
+    if done:
         run.load()
     else:
         run.fit(progress)

@@ -103,6 +103,11 @@ def test_runs_that_cannot_answer_are_refused(trained, tmp_path, small_backbone):
     (copy / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="its weights are gone"):
         ask.load_run(copy)
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-7] ^= 1
+    (copy / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match="model.safetensors is not what the run wrote: copy it again"):
+        ask.load_run(copy)
     shutil.copy(folder / "model.safetensors", copy)
     save_backbone(small_backbone(5), tmp_path / "weights")
     record = json.loads((copy / "metrics.json").read_text())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -15,16 +16,21 @@ import pandas as pd
 import pytest
 import torch
 from conftest import MINI_RECIPE
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import cirkit.data.garments
+import cirkit.paths
 import cirkit.run_identity
 import cirkit.runs
 from cirkit.backbone import Backbone
 from cirkit.checkpoints import CHECKPOINT
+from cirkit.data.annotations import DataError
 from cirkit.methods import Method
 from cirkit.presets import save_backbone
+from cirkit.records import file_digest
 from cirkit.runs import load_metrics, prepare, train_or_load
+from cirkit.tables import query_hits
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["cirkit.runs"])
@@ -50,6 +56,10 @@ def half_a_file(_, path):
     die()
 
 
+def half_a_table(_, path, **__):
+    half_a_file(None, path)
+
+
 def half_a_record(path, text, **_):
     path.write_bytes(text[: len(text) // 2].encode())
     die()
@@ -60,6 +70,8 @@ POINTS = {
     "rendering": lambda: at_call(cirkit.data.garments, "draw_garment", 50),
     "feature building": lambda: at_call(Backbone, "patch_tokens", 2),
     "between epochs": lambda: at_call(Method, "start_epoch", 2),
+    "writing the history": lambda: at_call(pd.DataFrame, "to_csv", 1, half_a_table),
+    "writing ranks": lambda: at_call(pd.DataFrame, "to_csv", 3, half_a_table),
     "saving the checkpoint": lambda: at_call(torch, "save", 2, half_a_file),
     "saving the model": lambda: at_call(cirkit.runs, "save_file", 1, half_a_file),
     "writing metrics": lambda: at_call(Path, "write_text", 1, half_a_record),
@@ -185,19 +197,91 @@ def test_a_finished_run_is_read_by_another_process(undisturbed, mine, monkeypatc
         orient="records"))  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", ["renamed", "truncated"])
-def test_weights_that_do_not_fit_are_refused(mine, damage):
+def test_weights_that_do_not_fit_are_refused(mine):
     run = train_or_load(**mine)
     path = run.folder / "model.safetensors"
-    if damage == "renamed":
-        state = load_file(path)
-        save_file({"query": state.pop("backbone.query_tokens"), **state}, path)
-    else:
-        path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(
-        ValueError, match="missing backbone.query_tokens; unexpected query|model.safetensors is damaged"
-    ):
+    state = load_file(path)
+    save_file({"query": state.pop("backbone.query_tokens"), **state}, path)
+    record = load_metrics(run.folder)
+    record["files"][path.name] = file_digest(path)
+    (run.folder / "metrics.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="missing backbone.query_tokens; unexpected query"):
         train_or_load(**mine)
+
+
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+DAMAGES = {"gone": None, "empty": lambda _: b"", "cut off": lambda content: content[:-9], "one bit": flipped}
+
+
+@pytest.mark.parametrize("name", ["history.csv", "ranks_test.csv", "scores_train.csv", "model.safetensors"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_a_finished_run_lost_is_noticed_and_made_again(undisturbed, mine, monkeypatch, tmp_path, name, damage):
+    results = tmp_path / "copied"
+    shutil.copytree(undisturbed / "results", results)
+    monkeypatch.setenv("CIRKIT_RESULTS", str(results))
+    run = prepare(**mine)
+    assert run.done
+    path = run.folder / name
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.warns(UserWarning, match=rf"^{name} of \S+ lost or damaged; this run is trained again$"):
+        assert not run.done
+
+
+def test_a_damaged_run_ends_as_it_was(undisturbed, mine):
+    run = train_or_load(**mine)
+    path = run.folder / "model.safetensors"
+    path.write_bytes(flipped(path.read_bytes()))
+    with pytest.warns(UserWarning, match="trained again"):
+        train_or_load(**mine)
+    assert_same(run.folder, the_run(undisturbed))
+
+
+def test_ranks_that_are_not_those_of_the_run_are_never_compared(mine):
+    run = train_or_load(**mine)
+    path = run.folder / "ranks_test.csv"
+    lines = path.read_text().splitlines()
+    whole = query_hits(path, 1)
+    assert len(whole) == len(lines) - 1
+    path.write_text("\n".join(lines[:-3]) + "\n")
+    with pytest.raises(DataError, match=r"ranks_test.csv is not what its run wrote; delete \S+ and train"):
+        query_hits(path, 1)
+
+
+FULL_AT = ["history.csv", "scores_train.csv", "ranks_val.csv", "ranks_test.csv", "model.safetensors", "metrics.json"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+@pytest.mark.parametrize("name", FULL_AT)
+def test_a_disk_that_fills_up_is_named_and_the_run_goes_on_once_there_is_room(undisturbed, mine, monkeypatch, name):
+    """Each file lands on the system's own full device; not the weights, whose library replaces what is there."""
+    place = cirkit.paths.temporary_path
+
+    def no_room(*_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    def full(path):
+        temporary = place(path)
+        if path.name == name:
+            temporary.symlink_to("/dev/full")
+        return temporary
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cirkit.paths, "temporary_path", full)
+        if name == "model.safetensors":
+            patch.setattr(cirkit.runs, "save_file", no_room)
+        with pytest.raises(OSError, match=rf"^\S+{name} cannot be written: there is no space left on the disk$"):
+            train_or_load(**mine)
+    run = prepare(**mine)
+    assert not run.done and not left_over(run.folder)
+    train_or_load(**mine)
+    assert_same(run.folder, the_run(undisturbed))
 
 
 def test_a_run_that_failed_does_not_count_as_done(undisturbed, mine, monkeypatch):

@@ -157,6 +157,11 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123
 BROKEN_FILES = {
     "empty": (b"", r"is empty \(0 bytes\)"),
     "only white space": (b"\xef\xbb\xbf \n", "is empty"),
+    "a key twice": (
+        b'[{"target": "d5", "candidate": "d6", "target": "d7"}]',
+        "the key 'target' stands twice in one object",
+    ),
+    "half of a character": (b'["d5", "d\\ud83d"]', r"has half of a character after .*d5"),
     "pointer": (POINTER.encode(), "is a git-lfs pointer, not data"),
     "web page": (b"\n<!DOCTYPE html><html></html>", "is a web page or XML, not JSON"),
     "cut off": (b'[{"candidate": "d5", "capt', "is not valid JSON .* cut off"),

@@ -295,6 +295,38 @@ def test_damaged_and_unknown_are_named(images, small_backbone, tmp_path):
         build_store(backbone, folder, ids(images), tmp_path / "stores", progress=False)
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_one_flipped_bit_is_never_read(images, small_backbone, tmp_path, held):
+    backbone, folder = small_backbone(), ImageFolder(images.parent)
+    make = lambda: build_store(backbone, folder, ids(images), tmp_path / "stores", batch_size=2, progress=False)  # noqa: E731
+    store = make()
+    path, last = store.folder / "patches.npy", len(store) - 1
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    store = make()
+    assert torch.isfinite(store.patches(np.array([0, 1]))).all()  # another batch than the damaged one
+    with pytest.raises(
+        ValueError, match=rf"^\S+/stores/\w+ is damaged: not what was written of .*{store.ids[-1]}; dele"
+    ):
+        store.hold("cpu", share=1.0) if held else store.patches(np.array([0, last]))
+
+
+def test_a_store_whose_list_of_batches_is_cut_or_gone_is_refused(images, small_backbone, tmp_path):
+    make = lambda: build_store(  # noqa: E731
+        small_backbone(), ImageFolder(images.parent), ids(images), tmp_path / "stores", batch_size=2, progress=False
+    )
+    log = make().folder / "batches.csv"
+    whole = log.read_text()
+    for content in ("", whole[: len(whole) // 2], whole + whole.splitlines()[0] + "\n"):
+        log.write_text(content)
+        with pytest.raises(ValueError, match="is damaged: .*delete it to rebuild"):
+            make()
+    log.unlink()
+    with pytest.raises(ValueError, match="is damaged: .*delete it to rebuild"):
+        make()
+
+
 @pytest.mark.parametrize(
     ("change", "message"), [({"dtype": "int8"}, "float32 or float16, not int8"), ({"ids": []}, "list of ids is empty")]
 )

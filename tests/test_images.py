@@ -201,6 +201,49 @@ def test_missing_file_and_decompression_bomb_are_named(tmp_path, monkeypatch):
         open_rgb(path)
 
 
+def test_a_side_that_padding_would_make_huge_is_refused(tmp_path):
+    path = save(tmp_path, Image.new("1", (2, 15_001)))
+    for refused in (lambda: open_rgb(path), lambda: Preprocess()(open_rgb(path))):
+        with pytest.raises(
+            DataError, match=r"image.png is not a usable image \(2 x 15,001 pixels; a side has 15,000 at"
+        ):
+            refused()
+    assert "15,001" in decoding_error(path)
+    assert Preprocess(size=8)(open_rgb(save(tmp_path, Image.new("1", (2, 900))))).shape == (3, 8, 8)
+
+
+IN_ITS_PLACE = {
+    "empty": (b"", "it is empty"),
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n",
+        "a git-lfs pointer; run `git lfs pull`",
+    ),
+    "page": (b"\n<!DOCTYPE html><html><body>404</body></html>", "a web page or XML; download the image itself"),
+    "vector": (b"<?xml version='1.0'?><svg/>", "a web page or XML"),
+}
+
+
+@pytest.mark.parametrize("case", IN_ITS_PLACE)
+def test_what_lies_in_an_images_place_is_told(tmp_path, case):
+    content, told = IN_ITS_PLACE[case]
+    path = tmp_path / "a.jpg"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"^\S+a.jpg is not a usable image \({told}.*\)\.$") as error:
+        open_rgb(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"Exif\x00\x00", b"Exif\x00\x00II*\x00\xff\xff\xff\xff", b"Exif\x00\x00XX" + b"\xff" * 40]
+)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_damaged_note_of_the_camera_costs_no_picture(tmp_path, damage, kind):
+    image = Image.new("RGB", (16, 8), (200, 30, 40))
+    path = save(tmp_path, image, "a.jpg", format=kind, exif=damage)
+    assert open_rgb(path).size == (16, 8) and decoding_error(path) is None
+    assert abs(open_rgb(path).getpixel((3, 3))[0] - 200) < 8
+
+
 def noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 

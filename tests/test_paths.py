@@ -35,6 +35,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert target.read_text() == "old"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path):
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    with pytest.raises(OSError, match=r"a.txt cannot be written: there is no space left on the disk$"):
+        with atomic_path(target) as path:
+            path.symlink_to("/dev/full")
+            path.write_text("new" * 9999)
+    assert target.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
 def test_the_first_of_two_folders_stays(tmp_path):
     target = tmp_path / "folder"
     with atomic_path(target) as ours:

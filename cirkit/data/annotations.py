@@ -37,7 +37,8 @@ def read_json(path: str | Path) -> Any:
     """Read an annotation file.
 
     Raises:
-        DataError: the file is missing, empty, a large-file pointer, a web page, not UTF-8 or not JSON.
+        DataError: the file is missing, empty, a large-file pointer, a web page, not UTF-8 or not JSON; a key stands
+            twice in one object, or half of a character in a text.
     """
     path = Path(path)
     content = file_bytes(path)
@@ -49,7 +50,14 @@ def read_json(path: str | Path) -> Any:
     if start.startswith(b"<"):
         raise DataError(f"{path} is a web page or XML, not JSON; download the raw file.")
     try:
-        return json.loads(content.decode("utf-8-sig"))
+        read = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_distinct)
+        if b"\\ud" in content.lower():  # escaped characters may come in halves, which no file can be named by
+            json.dumps(read, ensure_ascii=False).encode()
+        return read
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{path} has half of a character after {error.object[max(error.start - 20, 0) : error.start]!r}."
+        ) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start}).") from None
     except json.JSONDecodeError as error:
@@ -58,6 +66,14 @@ def read_json(path: str | Path) -> Any:
         ) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not an annotation file: {error}.") from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        key = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"the key {key!r} stands twice in one object")
+    return content
 
 
 def image_id(value: Any, where: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ LAYOUTS = (
     "image_data/<category>/<id>.jpg",
 )
 
+LONGEST = 15_000  # pixels of a side; a thin image is padded to nearly a square before it is made small
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -167,14 +169,14 @@ class ImageFolder:
 def open_rgb(file: str | Path) -> Image.Image:
     """Open an image file as RGB, whatever its format and mode.
 
-    The image is turned as its EXIF orientation says. Transparency, that of palettes and grey images too, is
-    composited on white, the usual background of product photographs. 16-bit grey is scaled by 1/257 to 8 bit.
-    CMYK and other colour spaces go through Pillow's conversion; colour profiles are not applied. Of an
+    The image is turned as its EXIF orientation says, where that can be read. Transparency, that of palettes and
+    grey images too, is composited on white, the usual background of product photographs. 16-bit grey is scaled by
+    1/257 to 8 bit. CMYK and other colour spaces go through Pillow's conversion; colour profiles are not applied. Of an
     animation the first frame is taken.
 
     Raises:
-        DataError: the file is missing, no image, truncated, or has 32-bit integer or float pixels, whose
-            range cannot be known; the message names the file.
+        DataError: the file is missing, no image, truncated, has a side of more than 15,000 pixels, or 32-bit integer
+            or float pixels, whose range cannot be known; the message names the file.
     """
     return _decode(file)
 
@@ -204,16 +206,33 @@ def _image_files(folder: Path) -> tuple[list[tuple[str, str]], list[Path]]:
 def _decode(file: str | Path, reduced: bool = False) -> Image.Image:
     try:
         with Image.open(file) as image:
+            if max(image.size) > LONGEST:
+                raise DataError(f"{image.width:,} x {image.height:,} pixels; a side has {LONGEST:,} at most")
             if reduced:
                 # JPEG's entropy-coded stream is read in full at any scale, so truncation still shows.
                 image.draft(image.mode, (1, 1))
             image.load()
-            ImageOps.exif_transpose(image, in_place=True)
+            with suppress(Exception):  # a damaged note of the camera costs no picture; parsers raise a dozen types
+                ImageOps.exif_transpose(image, in_place=True)
             return _to_rgb(image)
     except FileNotFoundError:
         raise DataError(f"{file} does not exist.") from None
     except Exception as error:  # Pillow's plugins raise a dozen types on damaged files
-        raise DataError(f"{file} is not a usable image ({error}).") from error
+        raise DataError(f"{file} is not a usable image ({_instead(file) or error}).") from error
+
+
+def _instead(file: str | Path) -> str:
+    """What lies in the place of an image; "" if that is not known."""
+    try:
+        with open(file, "rb") as content:
+            start = content.read(200).lstrip(b"\xef\xbb\xbf \t\r\n")
+    except OSError:
+        return ""
+    if start.startswith(b"version https://git-lfs"):
+        return "a git-lfs pointer; run `git lfs pull` where it was cloned"
+    if start.lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "a web page or XML; download the image itself"
+    return "" if start else "it is empty"
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
