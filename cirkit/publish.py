@@ -1,7 +1,9 @@
 """Write what a study found: tables, figures and their index; and make a study the committed record.
 
 ``python -m cirkit.publish results/study`` writes the tables of a study and compares them with the committed ones;
-``--reference`` makes a study the committed record: results/reference/, figures/ and the tables in README.md.
+``--reference`` makes a study the committed record: results/reference/, figures/ and the tables in README.md. ``--add``
+joins its runs to that record instead, in the place of those with the same setting and seed; executed notebooks and
+their figures stay as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from cirkit.data.annotations import DataError
+from cirkit.joined import joined_pairs, joined_runs
 from cirkit.paths import atomic_path, project_root, resolve
 from cirkit.plots import recall_by_epochs, recall_by_rate, recall_panels, save, set_style
 from cirkit.tables import (
@@ -36,19 +39,32 @@ BEGIN, END = "<!-- results: written by make reference -->", "<!-- end of results
 SHOWN_RUNS = ("infonce-garments-clean", "infonce-garments-shuffle-0.5", "infonce-garments-hard-0.5")
 # method that negatives are added to -> what its extended forms are compared with
 DRAWN = {"infonce": "infonce+random", "conesep-adapted": "conesep-adapted"}
+DRAWN_HERE = ("07_recall_by_rate", "08_budgets")  # figures of the tables, not of a notebook
 PAIRS = ("qure", "dqe")  # one drawn negative and nothing of the batch
 TABLES = (
     "results.csv", "summary.md", "seeds.md", "seeds_r10.md", "attributes.md", "paired.csv", "paired.md", "detection.md",
 )  # fmt: skip
 
 
-def write_tables(folder: Path) -> None:
-    """The files named in ``TABLES``, the figure and, where a reference is committed, ``difference.csv``."""
-    table = collect(folder)
+def write_tables(folder: Path, add: bool = False) -> pd.DataFrame:
+    """The files named in ``TABLES``, the figures and, where a reference is committed, ``difference.csv``.
+
+    Args:
+        folder: a study, with its runs/.
+        add: the tables are those of the committed record and the study together.
+
+    Returns:
+        The tidy metrics that the tables are of.
+    """
+    own = table = collect(folder)
+    reference = project_root() / "results" / "reference" / "results.csv"
+    if add:
+        table = joined_runs(own, _read_csv(reference))
     summary = summarise(table)
     _write_csv(table, folder / "results.csv")
     shown = shown_keys(table)
-    differences = paired(table)
+    # ranks per query are with those who trained a run, so pairs of others are taken as they were committed
+    differences = paired(table, shown=shown)
     if (table.method == "rcl").any():
         rest = table[~table.method.str.contains("infonce") & ~table.method.str.startswith("oracle")]
         differences = pd.concat([differences, paired(rest, "rcl", shown=shown)], ignore_index=True)
@@ -57,6 +73,8 @@ def write_tables(folder: Path) -> None:
         rest = table[table.method.str.startswith(f"{plain}+") | (table.method == control)]
         if (rest.method == control).any():
             differences = pd.concat([differences, paired(rest, control, shown=shown)], ignore_index=True)
+    if add:
+        differences = joined_pairs(differences, _read_csv(reference.with_name("paired.csv")))
     _write_csv(differences, folder / "paired.csv")
     means = differences[differences.seed == "mean"].drop(columns="seed") if len(differences) else differences
     places = dict.fromkeys(("difference", "low", "high", "sd"), 1)
@@ -69,9 +87,8 @@ def write_tables(folder: Path) -> None:
     print(summary.to_string(index=False))
     if table.groupby("method").code.nunique().gt(1).any():
         print("Note: these runs were made by different versions of the code; `make clean` starts afresh.")
-    reference = project_root() / "results" / "reference" / "results.csv"
     if reference.is_file():
-        _compare(table, reference, folder / "difference.csv")
+        _compare(own, reference, folder / "difference.csv")
     set_style()
     for dataset, part in table[table.reported].groupby("dataset", sort=False):
         name = "07_recall_by_rate" if dataset == "garments" else f"07_recall_by_rate_{dataset}"
@@ -95,11 +112,12 @@ def write_tables(folder: Path) -> None:
         save(figure, "08_budgets", "What longer trainings of the pair objectives bring.", folder=folder / "figures")
         plt.close(figure)
     write_index(folder / "figures")
+    return table
 
 
 def _compare(table: pd.DataFrame, reference: Path, target: Path) -> None:
     try:
-        difference = compare(table, pd.read_csv(reference, keep_default_na=False, na_values=[""]))
+        difference = compare(table, _read_csv(reference))
     except DataError as error:
         print(f"Note: {error}")
         return
@@ -112,6 +130,10 @@ def _compare(table: pd.DataFrame, reference: Path, target: Path) -> None:
         )
     if difference.empty:
         print("  none of these settings is in it")
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, keep_default_na=False, na_values=[""], dtype={"seeds": str})
 
 
 def _write_csv(table: pd.DataFrame, target: Path) -> None:
@@ -149,11 +171,15 @@ def write_index(folder: Path) -> None:
         path.write_text(page)
 
 
-def publish(folder: Path) -> None:
+def publish(folder: Path, table: pd.DataFrame, add: bool = False) -> None:
     """Make a study the committed record: tables, executed notebooks, figures, and the table in README.md.
 
     Of notebook 07 only the executed copies of seed 0 are kept, and of its figures those of ``SHOWN_RUNS``; all others
     show the same page with other numbers, which stand in the tables.
+
+    Args:
+        table: of :func:`write_tables`.
+        add: as there; tables and the figures drawn from them alone are then replaced.
     """
     root = project_root()
     reference = root / "results" / "reference"
@@ -161,7 +187,6 @@ def publish(folder: Path) -> None:
     readme = (root / "README.md").read_text(encoding="utf-8")
     if BEGIN not in readme or END not in readme:
         raise DataError(f"README.md lacks the lines {BEGIN!r} and {END!r}, between which the table goes")
-    table = collect(folder)
     parts = []
     for dataset, gallery in reported(table, ("R@1",)).groupby("dataset").candidates.mean().items():
         cells = at_a_glance(table, dataset).to_markdown(index=False, disable_numparse=True)
@@ -172,12 +197,13 @@ def publish(folder: Path) -> None:
         (folder / "figures", root / "figures", _shown),
     ):
         if source.is_dir():
-            shutil.rmtree(target, ignore_errors=True)
-            target.mkdir()
+            if not add:
+                shutil.rmtree(target, ignore_errors=True)
+                target.mkdir()
             for path in sorted(source.iterdir()):
                 if not path.is_file() or path.name.startswith("."):
                     continue
-                if not path.name.startswith("07_") or wanted(path.name):
+                if path.name.startswith(DRAWN_HERE) or not add and (path.name[:3] != "07_" or wanted(path.name)):
                     shutil.copyfile(path, target / path.name)
     write_index(root / "figures")
     for name in TABLES:
@@ -189,19 +215,21 @@ def publish(folder: Path) -> None:
 
 
 def _shown(name: str) -> bool:
-    return name.startswith("07_recall_by_rate") or ("-s0." in name and any(f"_{run}-" in name for run in SHOWN_RUNS))
+    return name.startswith(DRAWN_HERE) or ("-s0." in name and any(f"_{run}-" in name for run in SHOWN_RUNS))
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line of this module."""
     parser = argparse.ArgumentParser(prog="python -m cirkit.publish", description=__doc__)
     parser.add_argument("folder", help="a study: the folder with runs/, notebooks/ and figures/")
-    parser.add_argument("--reference", action="store_true", help="make it the committed record")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--reference", action="store_true", help="make it the committed record")
+    how.add_argument("--add", action="store_true", help="join its runs to the committed record")
     options = parser.parse_args(arguments)
     folder = resolve(options.folder)
-    write_tables(folder)
-    if options.reference:
-        publish(folder)
+    table = write_tables(folder, options.add)
+    if options.reference or options.add:
+        publish(folder, table, options.add)
 
 
 if __name__ == "__main__":

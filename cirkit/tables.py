@@ -158,7 +158,7 @@ def paired(
 
     Within a seed the queries' differences are resampled (95 % interval, macro average over categories). The row of
     seed "mean" does so with each query's mean over the seeds that both have, and ``sd`` is the standard deviation of
-    the difference over these seeds: the first says how far other queries could move it, the second how far other
+    the difference over these ``seeds``: the first says how far other queries could move it, the second how far other
     seeds could.
 
     Args:
@@ -184,6 +184,7 @@ def paired(
     out, shown = [], shown_keys(table) if shown is None else shown
     for key, part in both.groupby([*own, *settings], sort=True):
         named = {name: value for name, value in zip([*own, *settings], key, strict=True) if name in shown}
+        seeds = " ".join(map(str, sorted(part.seed)))
         a, b = ([hits[i, s] for i, s in zip(part[c], part.split, strict=True)] for c in ("run_id", "run_id_baseline"))
         groups = a[0].index
         differences = []
@@ -193,7 +194,7 @@ def paired(
             out.append(named | {"against": baseline, "seed": str(seed), **_cells(interval)})
         interval = paired_bootstrap(np.mean(a, axis=0), np.mean(b, axis=0), groups)
         sd = float(np.std(differences, ddof=1)) if len(differences) > 1 else np.nan
-        out.append(named | {"against": baseline, "seed": "mean", **_cells(interval), "sd": sd})
+        out.append(named | {"against": baseline, "seed": "mean", **_cells(interval), "sd": sd, "seeds": seeds})
     return pd.DataFrame(out)
 
 

@@ -231,6 +231,7 @@ ORDER = [
         "plots",
         "interactive",
         "tables",
+        "joined",
         "publish",
         "ablations",
         "search",

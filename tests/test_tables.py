@@ -165,8 +165,7 @@ def test_publishing_fills_the_readme_block_and_nothing_else(study, monkeypatch, 
     for name in ("00_world", "07_history_infonce-garments-clean-s0", "07_history_infonce-garments-clean-s1",
                  "07_history_rcl-garments-clean-s0"):  # fmt: skip
         save(Figure(), name, "see", folder=study / "figures")
-    write_tables(study)
-    publish(study)
+    publish(study, write_tables(study))
     text = (tmp_path / "README.md").read_text()
     assert text.startswith("# head\n") and text.endswith("tail\n") and "old" not in text and "82.0 ±2.8 (2)" in text
     assert {path.name for path in (tmp_path / "results" / "reference" / "notebooks").iterdir()} == kept
@@ -174,6 +173,47 @@ def test_publishing_fills_the_readme_block_and_nothing_else(study, monkeypatch, 
     assert {path.stem for path in (tmp_path / "figures").glob("*.png")} == shown
     write_tables(study)
     assert (pd.read_csv(study / "difference.csv").difference == 0).all()
+
+
+def test_adding_a_study_keeps_what_it_does_not_have(monkeypatch, tmp_path):
+    monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
+    monkeypatch.setattr("cirkit.tables.results_dir", lambda: tmp_path / "results")
+    reference = tmp_path / "results" / "reference"
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}")
+
+    def run(study, method, seed, hits):
+        name = f"{method}-{seed}"
+        record(study, seed, 0.5, 100 * hits / 6, run_id=name, method=method, config={"variant": "x"})
+        (tmp_path / "results" / "runs" / name).mkdir(parents=True, exist_ok=True)
+        for split in ("val", "test"):
+            ranks = pd.DataFrame({"category": "dress", "better": [0] * hits + [1] * (6 - hits), "tied": 0})
+            ranks.to_csv(tmp_path / "results" / "runs" / name / f"ranks_{split}.csv", index=False)
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    for method, hits in (("infonce", 1), ("qure", 3), ("sprc", 5)):
+        for seed in (0, 1):
+            run(first, method, seed, hits)
+    publish(first, write_tables(first))
+    (reference / "notebooks").mkdir()
+    (reference / "notebooks" / "kept.ipynb").touch()
+    shutil.rmtree(tmp_path / "results" / "runs")  # whoever goes on has the committed record alone
+    for method, seed, hits in (("infonce", 1, 1), ("qure", 1, 5), ("infonce", 2, 1), ("qure", 2, 5)):
+        run(second, method, seed, hits)
+    publish(second, write_tables(second, add=True), add=True)
+    table = pd.read_csv(reference / "results.csv")
+    mean = table[(table.metric == "R@1") & (table.category == "mean") & (table.split == "test")]
+    assert mean.groupby(["method", "seed"]).value.apply(lambda v: [round(6 * x / 100) for x in v]).to_dict() == {
+        ("infonce", 0): [1], ("infonce", 1): [1], ("infonce", 2): [1], ("qure", 0): [3], ("qure", 1): [5],
+        ("qure", 2): [5], ("sprc", 0): [5], ("sprc", 1): [5],
+    }  # fmt: skip
+    pairs = pd.read_csv(reference / "paired.csv", dtype={"seeds": str}).set_index(["method", "seed"])
+    assert {key: round(6 * v / 100) for key, v in pairs.difference.items()} == {
+        ("qure", "0"): 2, ("qure", "1"): 4, ("qure", "2"): 4, ("qure", "mean"): 4,
+        ("sprc", "0"): 4, ("sprc", "1"): 4, ("sprc", "mean"): 4,
+    }  # fmt: skip
+    # two seeds are here, as many as were committed: those here count
+    assert pairs.seeds.dropna().to_dict() == {("qure", "mean"): "1 2", ("sprc", "mean"): "0 1"}
+    assert (reference / "notebooks" / "kept.ipynb").exists() and "5" in (tmp_path / "README.md").read_text()
 
 
 def test_index_shows_every_figure_with_its_line(tmp_path):
