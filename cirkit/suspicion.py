@@ -13,7 +13,7 @@ How it decides what is noise:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,7 @@ from cirkit.training import fit
 
 EVIDENCE, METHOD = "text", "infonce"
 _DRAWS, _TEXTS = 64, 512  # Gaussian images a side, and composed queries, of the boundary
+_PART = 512  # triplets that are scored at a time
 
 
 def check_reads(backbone: Backbone, table: Table) -> None:
@@ -153,20 +154,30 @@ class Suspicion:
         """
         rows = np.arange(len(self.triplets)) if rows is None else np.asarray(rows)
         evidence = self.evidence if triplets is self.triplets else self._evidence(triplets)
-        references, targets = (
-            encode_images(self.method, ids, self.store) for ids in (triplets.references, triplets.targets)
-        )
-        mean = torch.nn.functional.normalize(references.float().mean(dim=1), dim=-1)
-        alike = own_similarity(mean, targets).cpu().numpy()
+        alike = self._in_parts(triplets, self._alike)
         similarity, boundary = (np.full(len(triplets), np.nan, dtype=np.float32) for _ in range(2))
         start = self._weights()
         for fold, state in enumerate(self._states):
             mine = np.flatnonzero(self.folds[rows] == fold)
             if len(mine):
                 self.method.load_trained_state(state, "the weights after training")
-                part = triplets.select(mine)
-                queries = encode_queries(self.method, part, self.store)
-                own = own_similarity(queries, encode_images(self.method, part.targets, self.store))
-                similarity[mine], boundary[mine] = own.cpu().numpy(), self._boundaries[fold]
+                similarity[mine] = self._in_parts(triplets.select(mine), self._similarity)
+                boundary[mine] = self._boundaries[fold]
         self.method.load_trained_state(start, "the weights before training")
         return Looks(evidence, self.threshold, alike, similarity, boundary, self.spread)
+
+    def _alike(self, part: TripletSet) -> torch.Tensor:
+        mean = encode_images(self.method, part.references, self.store).float().mean(dim=1)
+        return own_similarity(torch.nn.functional.normalize(mean, dim=-1), self._targets(part))
+
+    def _similarity(self, part: TripletSet) -> torch.Tensor:
+        return own_similarity(encode_queries(self.method, part, self.store), self._targets(part))
+
+    def _targets(self, part: TripletSet) -> torch.Tensor:
+        return encode_images(self.method, part.targets, self.store)
+
+    @staticmethod
+    def _in_parts(triplets: TripletSet, score: Callable[[TripletSet], torch.Tensor]) -> np.ndarray:
+        """A score of every triplet, [n]; of some at a time, so that a large table takes no more memory."""
+        parts = [triplets.select(range(i, min(i + _PART, len(triplets)))) for i in range(0, len(triplets), _PART)]
+        return np.concatenate([score(part).cpu().numpy() for part in parts])

@@ -22,6 +22,7 @@ html_css_files = ["book.css"]
 html_show_copyright = False
 html_show_sphinx = False
 html_copy_source = False
+html_use_index = False
 html_show_search_summary = False  # a page opened from a folder may not fetch another for its excerpt
 # beside the pages and without fonts of its own, so that the book needs no network and opens from a folder
 mathjax_path = "mathjax/tex-svg-full.js"
