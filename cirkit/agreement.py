@@ -14,7 +14,7 @@ from scipy.stats import rankdata
 
 from cirkit.data.annotations import DataError
 from cirkit.rank_correlation import exact_p, kendall, spearman
-from cirkit.records import KEYS, up_to_date
+from cirkit.records import KEYS
 
 Rows = Mapping[str, Sequence[str]]
 Pairs = Mapping[str, Sequence[tuple[str, str]]]
@@ -36,18 +36,6 @@ TABLES = {
     "ConeSep": ("ConeSep repository",),
     "QuRe and DQE-CIR": ("summary of QuRe", "summary of DQE-CIR"),
 }
-
-
-def combine(reference: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
-    """Two tidy tables as one, with the column ``origin``: a reader's ``own`` rows, and those of the reference where the
-    reader has no run of that setting and seed."""
-    keys = [*KEYS, "noise_seed", "seed"]
-    reference, own = up_to_date(reference), up_to_date(own)
-    if not len(own):
-        return reference.assign(origin="reference")
-    known = pd.MultiIndex.from_frame(own[keys].drop_duplicates())
-    rest = reference[~pd.MultiIndex.from_frame(reference[keys]).isin(known)]
-    return pd.concat([own.assign(origin="own"), rest.assign(origin="reference")], ignore_index=True)
 
 
 def laboratory(table: pd.DataFrame, kind: str = "shuffle") -> pd.DataFrame:

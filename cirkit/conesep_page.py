@@ -63,7 +63,9 @@ def _searched() -> str:
         wide.columns = [f"rate {rate:g}, lr {lr:g}" for rate, lr in wide.columns]
         text += (
             f"\n## The search (validation R@1, `make search`)\n\n{wide.to_markdown()}\n\nTaken was the rate with the"
-            " best sum over both noise rates. One seed, so differences below about 4 points mean little. The rows of"
+            " best sum over both noise rates; for `infonce` and `conesep-adapted` that is the"
+            " largest that was tried. `conesep-paper`, which collapses at every rate, has that of its released"
+            " code. One seed, so differences below about 4 points mean little. The rows of"
             " `conesep-released`, here and below, were made before its negations were put into words that `tiny` knows,"
             " which helps it under noise.\n"
         )

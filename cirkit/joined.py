@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import pandas as pd
 
-from cirkit.data.annotations import DataError
 from cirkit.records import KEYS, up_to_date
 
 _FOUND = ["seed", "difference", "low", "high", "n", "sd", "seeds"]  # of a paired difference; the rest says of what
 
 
-def joined_runs(own: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
-    """Tidy metrics of both; a setting and seed that both have is taken from ``own``.
-
-    Raises:
-        DataError: the committed table is of a version with other columns.
-    """
-    committed = up_to_date(committed)
-    if lacking := sorted(set(own) - set(committed)):
-        raise DataError(f"the committed record is of an older version (no {', '.join(lacking)}); nothing is joined.")
-    run = [*KEYS, "noise_seed", "seed"]
-    again = pd.MultiIndex.from_frame(committed[run]).isin(pd.MultiIndex.from_frame(own[run]))
-    return pd.concat([committed[~again], own], ignore_index=True)
+def combine(reference: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+    """Two tidy tables as one, with the column ``origin``: a reader's ``own`` rows, and those of the reference where the
+    reader has no run of that setting and seed."""
+    keys = [*KEYS, "noise_seed", "seed"]
+    reference, own = up_to_date(reference), up_to_date(own)
+    if not len(own):
+        return reference.assign(origin="reference")
+    known = pd.MultiIndex.from_frame(own[keys].drop_duplicates())
+    rest = reference[~pd.MultiIndex.from_frame(reference[keys]).isin(known)]
+    return pd.concat([own.assign(origin="own"), rest.assign(origin="reference")], ignore_index=True)
 
 
 def joined_pairs(own: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:

@@ -66,7 +66,7 @@ def bradley_terry(positive: Tensor, negative: Tensor, temperature: float | Tenso
 
 
 def robust_contrastive(similarity: Tensor, temperature: float | Tensor, rows: Tensor | None = None) -> Tensor:
-    """Robust contrastive loss (RCL): only push wrong targets away, never pull the given one.
+    """Robust contrastive loss (RCL): push wrong targets away; the given one is pulled through them alone.
 
     ``-(1/|R|) sum_{i in R} sum_{j != i} log(1 - p_ij)`` with ``p = softmax_j(s_ij / tau)``, clamped to
     [1e-7, 1 - 1e-7] as in the released code. Its gradient on a row is bounded, so a wrong pair that the model does not

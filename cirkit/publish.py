@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from cirkit.data.annotations import DataError
-from cirkit.joined import joined_pairs, joined_runs
+from cirkit.joined import combine, joined_pairs
 from cirkit.paths import atomic_path, project_root, resolve
 from cirkit.plots import recall_by_epochs, recall_by_rate, recall_panels, save, set_style
 from cirkit.tables import (
@@ -59,7 +59,7 @@ def write_tables(folder: Path, add: bool = False) -> pd.DataFrame:
     own = table = collect(folder)
     reference = project_root() / "results" / "reference" / "results.csv"
     if add:
-        table = joined_runs(own, _read_csv(reference))
+        table = combine(_read_csv(reference), own).drop(columns="origin")
     summary = summarise(table)
     _write_csv(table, folder / "results.csv")
     shown = shown_keys(table)

@@ -44,12 +44,17 @@ PAPERS = (
 )
 
 
+# whose released code draws one of four forms of the two captions, each time anew
+RANDOM_CAPTIONS = ("SPRC", "TME")
+
+
 def command(paper: Paper, rate: float) -> str:
-    """The parameters of one row, as behind the page's function ``row``."""
-    return (
-        f"row method={paper.method} noise_rate={rate:g} backbone={paper.preset} epochs={paper.epochs}"
-        f" batch_size={paper.batch}"
-    )
+    """The parameters of one row, behind the page's function ``row``; captions and ranking as in its released code."""
+    words = f"method={paper.method} noise_rate={rate:g} backbone={paper.preset}"
+    words += f" epochs={paper.epochs} batch_size={paper.batch}"
+    words += " caption_mode=random" if paper.name in RANDOM_CAPTIONS else ""
+    words += " exclude_reference=True" if published.protocols().FashionIQ[paper.name] == "last" else ""
+    return f"row {words}"
 
 
 def rows() -> pd.DataFrame:
@@ -167,12 +172,13 @@ INTENT's first two epochs also run the tower on every reference, which is not co
 """
 NOTES = """
 Then `python -m cirkit.publish results/study` writes the table, with intervals. R@10 and R@50 are means over the three
-categories of the validation split, on galleries of the split files with the reference ranked (`exclude_reference=True`
-masks it: [notebook 11](../notebooks/11_comparison.ipynb) says whose released code does which).
+categories of the validation split, on galleries of the split files. Whether the reference is ranked
+(`exclude_reference=True` masks it) and how two captions are joined (`caption_mode=random`; first "and" second by
+default) follows each method's released code, as far as it is known
+([notebook 11](../notebooks/11_comparison.ipynb), section 5): compare only rows of one protocol with each other.
 
-What else differs from the papers: no paper gives seeds or intervals; SPRC and TME train on captions in random order
-(`caption_mode=random`; here the default is first "and" second); `clip4cir` is on this study's backbone, not on CLIP, so
-that its published row cannot be made; DQE-CIR gives neither code nor settings, and QuRe's are taken for it.
+What else differs from the papers: no paper gives seeds or intervals; `clip4cir` is on this study's backbone, not on
+CLIP, so that its published row cannot be made; DQE-CIR gives neither code nor settings, and QuRe's are taken for it.
 """
 
 

@@ -13,7 +13,7 @@ from cirkit.evaluation import recall_at
 from cirkit.paths import results_dir
 from cirkit.records import KEYS, at_defaults, changed_files, tidy, up_to_date
 
-HEADLINE = ("R@1", "R@10", "Rs@1", "top-1 all")
+HEADLINE = ("R@1", "R@10", "R@50", "Rs@1", "top-1 all")
 _SHOWN = ("dataset", "method", "noise_kind", "noise_rate")
 _DETECTION = ("AUROC similarity", "AP similarity")
 _GATE = ("AUROC evidence", "precision gate", "recall gate", "kept gate", "kept clean")

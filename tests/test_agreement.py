@@ -16,7 +16,6 @@ from scipy.stats import kendalltau, spearmanr
 from cirkit import rank_correlation
 from cirkit.agreement import (
     beside,
-    combine,
     draws,
     laboratory,
     missing,
@@ -26,6 +25,7 @@ from cirkit.agreement import (
     relative_drop,
 )
 from cirkit.data.annotations import DataError
+from cirkit.joined import combine
 from cirkit.published import load
 from cirkit.rank_correlation import exact_p, kendall, spearman
 from cirkit.records import KEYS

@@ -12,8 +12,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from cirkit import publish as publishing
-from cirkit.agreement import combine
 from cirkit.data.annotations import DataError
+from cirkit.joined import combine
 from cirkit.plots import recall_by_rate, recall_panels, save
 from cirkit.publish import BEGIN, END, publish, write_index, write_tables
 from cirkit.records import tidy, up_to_date

@@ -1,4 +1,4 @@
-"""Robust contrastive learning: push wrong targets away, never pull the given one closer.
+"""Robust contrastive learning: push wrong targets away; pull the given one only as far as the model believes it.
 
 How it decides what is noise: it does not; its gradient on a row is bounded, so a pair that the model does not believe
 has little pull.
