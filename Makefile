@@ -29,12 +29,24 @@ endif
 export JUPYTER_PREFER_ENV_PATH = 1
 unexport JUPYTER_PATH
 
+ifneq ($(call given,CORES),)
+ifeq ($(shell [ "$(CORES)" -ge 1 ] 2>/dev/null && echo yes),)
+$(error CORES: '$(CORES)' is not a number of runs at once, 1 or more)
+endif
+endif
+ifneq ($(PROFILE),)
+ifeq ($(wildcard profiles/$(PROFILE)/config.yaml $(PROFILE)/config.yaml),)
+$(error PROFILE: there is no folder profiles/$(PROFILE) with a config.yaml; there are: $(notdir $(wildcard profiles/*)))
+endif
+endif
+
 RESULTS = $(if $(CIRKIT_RESULTS),$(CIRKIT_RESULTS),results)
 quoted = '$(subst ','\'',$1)'
 CHOSEN = $(strip $(foreach v,$(SETTINGS),$(if $(call given,$v),$v=$(call quoted,$($v)))))
 # a folder of settings for Snakemake, one of profiles/ or your own
 PROFILE =
-HOW = $(if $(PROFILE),--profile $(call quoted,$(firstword $(wildcard profiles/$(PROFILE)) $(PROFILE))),--cores $(CORES) \
+HOW = $(if $(PROFILE),--profile $(call quoted,$(firstword $(wildcard profiles/$(PROFILE)) $(PROFILE))) \
+	$(if $(call given,CORES),--cores $(CORES)),--cores $(CORES) \
 	--rerun-triggers mtime params --rerun-incomplete --nolock --quiet host progress rules reason)
 SNAKEMAKE = $(RUN) -m snakemake $@ $(HOW) $(if $(CHOSEN),--config $(CHOSEN))
 
@@ -78,11 +90,11 @@ own-python:
 	@$(RUN) .ci/ready.py
 
 study: $(READY)
-	@$(SNAKEMAKE)
+	@$(SNAKEMAKE) $(ARGS)
 	$(ALL_DONE)
 
 grid: $(READY)
-	@$(SNAKEMAKE) --keep-going
+	@$(SNAKEMAKE) --keep-going $(ARGS)
 	$(ALL_DONE)
 
 # a line is settings as they are typed for grid

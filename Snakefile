@@ -32,11 +32,13 @@ SLOW_METHODS = {"conesep-released": 130, "conesep-paper": 90, "qure": 85, "dqe":
 
 def several(name, default):
     """The words of a setting, in their order, each once."""
-    return list(dict.fromkeys(str(config.get(name, default)).replace(",", " ").split()))
+    value = config.get(name, default)
+    return list(dict.fromkeys(("" if value is None else str(value)).replace(",", " ").split()))
 
 
 def single(name, default):
-    return str(config.get(name, default))
+    value = config.get(name)
+    return default if value is None else str(value)
 
 
 def refuse(sentence):
@@ -63,9 +65,9 @@ def checked_lr(word):
     return lr
 
 
-def checked_seed(word):
+def checked_number(setting, word):
     if not word.isdecimal():
-        refuse(f"SEEDS: {word!r} is not a whole number from 0 on.")
+        refuse(f"{setting}: {word!r} is not a whole number from 0 on.")
     return int(word)
 
 
@@ -115,9 +117,15 @@ if GATE:
     checked_name("GATE", GATE, names_in("cirkit/evidence.py", "EVIDENCE"))
 # threads of one run; as many runs go side by side as fit into the cores. With one thread a sum is always taken in the
 # same order, so that numbers do not depend on how many cores a machine has.
-THREADS = int(checked_seed(single("THREADS", 1))) or 1
+THREADS = checked_number("THREADS", single("THREADS", "1")) or 1
 if DATASET not in WORLDS and not DATA_ROOT:
     refuse(f"DATASET: {DATASET!r} needs DATA_ROOT, the folder with its annotations.")
+if DATA_ROOT and not Path(DATA_ROOT).expanduser().is_dir():
+    refuse(f"DATA_ROOT: there is no folder {DATA_ROOT}.")
+if not re.fullmatch(r"|auto|cpu|mps|cuda(:\d+)?", DEVICE):
+    refuse(f"DEVICE: {DEVICE!r} is none of auto, cpu, cuda, cuda:1, mps.")
+if BACKBONE == "small" and not Path(os.environ.get("CIRKIT_WEIGHTS") or f"{CACHE}/weights", "small").is_dir():
+    refuse("BACKBONE: the weights of 'small' are not there: `make small` makes them, in about an hour.")
 
 
 def run_of(method, kind, rate, seed):
@@ -163,7 +171,7 @@ if {"METHODS", "RATES", "KINDS", "SEEDS"} & set(config) or not PLAIN:
         for method in several("METHODS", "infonce")
         for kind in kinds
         for rate in map(checked_rate, several("RATES", "0 0.2 0.5 0.8"))
-        for seed in map(checked_seed, several("SEEDS", "0"))
+        for seed in (checked_number("SEEDS", word) for word in several("SEEDS", "0"))
         if rate or kind == kinds[0]  # without noise all kinds are one run
     )
 else:
@@ -391,7 +399,7 @@ rule task_and_data:
     priority: 3
     shell:
         'say "notebook 00, task and data" {SECONDS[task_and_data]}; '
-        "{PAPERMILL} {input.notebook} {log} {params.options} || stopped {log}"
+        "{PAPERMILL} {input.notebook} {log:q} {params.options} || stopped {log:q}"
 
 
 rule noise_injection:
@@ -409,7 +417,7 @@ rule noise_injection:
     priority: 3
     shell:
         'say "notebook 01, noise injection" {SECONDS[noise_injection]}; '
-        "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} || stopped {log}"
+        "{PAPERMILL} {input.notebook} {log:q} {params.options} {DEVICE_OPTION} || stopped {log:q}"
 
 
 rule train:
@@ -429,7 +437,7 @@ rule train:
     priority: 2
     shell:
         'say "notebook 07, training: {wildcards.run}" {resources.seconds}; '
-        "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} -r RESULT {output} || stopped {log}"
+        "{PAPERMILL} {input.notebook} {log:q} {params.options} {DEVICE_OPTION} -r RESULT {output:q} || stopped {log:q}"
 
 
 rule look:
@@ -452,7 +460,7 @@ rule look:
     priority: 3
     shell:
         'say "notebook {wildcards.look}" {resources.seconds}; '
-        "{PAPERMILL} {input.notebook} {log} {params.options} {DEVICE_OPTION} || stopped {log}"
+        "{PAPERMILL} {input.notebook} {log:q} {params.options} {DEVICE_OPTION} || stopped {log:q}"
 
 
 rule report:
@@ -461,7 +469,9 @@ rule report:
         runs=RESULTS,
     output:
         touch(f"{STUDY}/done/report"),
+    params:
+        study=STUDY,
     threads: THREADS
     shell:
         'say "tables and figures" {SECONDS[report]}; '
-        f"{{PYTHON}} -m cirkit.publish {STUDY}"
+        "{PYTHON} -m cirkit.publish {params.study:q}"

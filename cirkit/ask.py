@@ -19,9 +19,9 @@ from cirkit.data.images import open_rgb
 from cirkit.data.picture_tree import PictureTree, check_pictures
 from cirkit.features import FeatureStore, build_store
 from cirkit.methods import Method, build_method
-from cirkit.paths import atomic_path, check_writable
+from cirkit.paths import atomic_path, check_target
 from cirkit.plots.pictures import image_strip
-from cirkit.presets import load_backbone, read_weights, unknown_words
+from cirkit.presets import WORLD_ONLY, load_backbone, read_weights, unknown_words
 from cirkit.records import changed_files, load_metrics
 from cirkit.retrieval import encode_images
 from cirkit.scores import top_k
@@ -137,18 +137,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.out:
-            check_writable(Path(options.out).absolute().parent)
+            check_target(options.out, "--out")
         method = load_run(options.run, options.device)
         check_question(method, options.text, options.top)
         tree = PictureTree(options.gallery)
-        if not Path(options.image).is_file() and options.image not in tree:
+        image = options.image if Path(options.image).is_file() else tree.find(options.image)
+        if image is None:
             raise ValueError(f"{options.image} is neither an image file nor an image of {options.gallery}")
+        if (name := method.backbone.config.name) in WORLD_ONLY:
+            print(f"note: the backbone {name!r} has seen drawings of one embedded world and nothing else; on other"
+                  " pictures its answers mean nothing", file=sys.stderr)  # fmt: skip
         gallery = Gallery(method, tree)
-        answers = gallery.ask(options.image, options.text, options.top)
+        answers = gallery.ask(image, options.text, options.top)
         print(answers.to_string(index=False, float_format="{:.3f}".format))
         if options.out:
             with atomic_path(options.out) as path:
-                answer_strip(gallery, options.image, options.text, answers).savefig(path, format="png")
+                answer_strip(gallery, image, options.text, answers).savefig(path, format="png")
             print(f"wrote {options.out}")
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)

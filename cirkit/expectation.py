@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binomtest
 
-from cirkit.bootstrap import bootstrap_interval
 from cirkit.noise import corrupt
 from cirkit.row_reasons import flags_of
 from cirkit.similarity import similarity_function
@@ -47,8 +47,8 @@ def injected(
 def recall_table(own: Looks, noise: dict[str, Looks | str]) -> pd.DataFrame:
     """Share flagged by each look, of the table as it is and of the noise that was put into it.
 
-    One row per kind, "own table" first: kind, n, evidence, boundary, any of both with its 95 % interval low and high,
-    both, note (why a kind could not be made).
+    One row per kind, "own table" first: kind, n, evidence, boundary, any of both with its 95 % interval low and high
+    (Wilson's), both, note (why a kind could not be made).
     """
     rows = []
     for kind, looks in {"own table": own, **noise}.items():
@@ -56,11 +56,13 @@ def recall_table(own: Looks, noise: dict[str, Looks | str]) -> pd.DataFrame:
             rows.append({"kind": kind, "n": 0, "note": looks})
             continue
         found = {name: depth > 0 for name, depth in looks.depths.items() if not np.isnan(depth).all()}
-        interval = bootstrap_interval(flags_of(looks))
+        flagged = flags_of(looks)
+        # Wilson's, as a share of 1 among few rows is not certain
+        interval = binomtest(int(flagged.sum()), len(flagged)).proportion_ci(method="wilson")
         shares = {name: float(flags.mean()) for name, flags in found.items()}
         if len(found) > 1:
             shares["both"] = float(np.logical_and.reduce(list(found.values())).mean())
-        shares |= {"any": interval.value, "low": interval.low, "high": interval.high}
+        shares |= {"any": float(flagged.mean()), "low": interval.low, "high": interval.high}
         rows.append({"kind": kind, "n": len(looks.evidence), **shares, "note": ""})
     return pd.DataFrame(rows, columns=["kind", "n", "evidence", "boundary", "any", "low", "high", "both", "note"])
 

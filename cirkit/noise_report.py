@@ -31,8 +31,8 @@ ADDED = ("score", "flag", "reason")
 MOST_ROWS = 500  # on the page
 BLIND = 1.25  # noise put in has to be flagged so many times as often as the table's own rows
 _BLIND = (
-    " Noise that was put in is flagged hardly more often than the rows as they are: this backbone does not understand"
-    " these pictures and texts, or nearly all rows are wrong, and the flags mean nothing."
+    "THE FLAGS MEAN NOTHING. Noise that was put in is flagged hardly more often than the rows as they are: this"
+    " backbone does not understand these pictures and texts, or nearly all rows are wrong. "
 )
 _SIDE = 112  # pixels of a picture on the page
 ASSUMED = (
@@ -40,6 +40,15 @@ ASSUMED = (
     " find. Precision depends on how many rows are wrong, which nobody knows: look through a random sample of the flags"
     " and see which column your table resembles. Right rows that ask for little, or for what the backbone cannot see,"
     " are flagged, too."
+)
+
+
+RECALLS = "Share of rows flagged, from 0 to 1"
+PRECISIONS = "Precision to expect, from 0 to 1, by the share of wrong rows you assume"
+LEGEND = (
+    "evidence, boundary: by each of the models' two looks. any: by one of them or both, low and high its 95 % interval."
+    " both: by both. at most: the largest share of wrong rows that so few flags allow. –: such a look or share is not"
+    " possible here."
 )
 
 
@@ -56,13 +65,21 @@ class NoiseReport:
     backbone: str
 
     def summary(self) -> str:
-        """One paragraph: how many rows, how many flagged, by whom; and a warning if that means nothing."""
+        """One paragraph: a warning if the flags mean nothing; how many rows, how many flagged, by whom."""
         flagged, n = int(self.findings.flag.sum()), len(self.findings)
         head = f"{self.table.path.name}: {flagged:,} of {n:,} rows are flagged ({flagged / n:.0%})"
         by = "; ".join(f"{row.rows:,} by {row.found_by}" for row in found_counts(self.findings).itertuples())
+        return f"{_BLIND if self.blind else ''}{head}{': ' + by if by else ''}. Backbone {self.backbone}."
+
+    @property
+    def blind(self) -> bool:
+        """Whether noise that was put in is flagged hardly more often than the rows as they are."""
         recalls = self.recalls.set_index("kind")["any"]
-        blind = not recalls.drop("own table").max() > BLIND * recalls["own table"]
-        return f"{head}{': ' + by if by else ''}. Backbone {self.backbone}.{_BLIND if blind else ''}"
+        return not recalls.drop("own table").max() > BLIND * recalls["own table"]
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Title -> table, without the precision of flags that mean nothing."""
+        return {RECALLS: self.recalls} | ({} if self.blind else {PRECISIONS: self.precisions})
 
 
 def make_report(
@@ -100,7 +117,7 @@ def check_columns(table: Table) -> None:
 def write_cleaned(table: Table, found: pd.DataFrame, path: str | Path) -> Path:
     """Write the table's rows and columns as they are, in their order, with score, flag (yes, no) and reason beside.
 
-    UTF-8 with a byte order mark, by which spreadsheets know it, separated by commas.
+    UTF-8 with a byte order mark, by which spreadsheets know it, separated as the table is.
 
     Raises:
         DataError: the file is the input, or the input has such columns already.
@@ -110,8 +127,8 @@ def write_cleaned(table: Table, found: pd.DataFrame, path: str | Path) -> Path:
         raise DataError(f"{path} is the table itself, which is never altered: name another file.")
     check_columns(table)
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*table.columns, *ADDED])
+        writer = csv.writer(file, delimiter=table.separator, lineterminator="\n")
+        writer.writerow([*(table.header or table.columns), *ADDED])
         for *values, score, flag, reason in zip(
             *table.columns.values(), found.score, found.flag, found.reason, strict=True
         ):
@@ -133,14 +150,15 @@ def write_page(report: NoiseReport, path: str | Path) -> Path:
     left_out = len(worst) - len(cells)
     note = f"<p>{left_out:,} more are in the CSV file.</p>" if left_out else ""
     tables = "".join(
-        f"<h2>{title}</h2>{frame.to_html(index=False, na_rep='', float_format=lambda v: f'{v:.2f}', border=0)}"
-        for title, frame in (("Share of rows flagged", report.recalls), ("Precision to expect", report.precisions))
+        f"<h2>{title}</h2>{frame.to_html(index=False, na_rep='–', float_format=lambda v: f'{v:.2f}', border=0)}"
+        for title, frame in report.tables().items()
     )
     content = (
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>Noise report</title><style>"
         "body{font:15px/1.45 sans-serif;margin:2em auto;max-width:68em;padding:0 1em}td,th{padding:.3em .8em;"
         "text-align:left;vertical-align:top;border-bottom:1px solid #ddd}table{border-collapse:collapse}"
         f"</style><h1>Noise report</h1><p>{html.escape(report.summary())}</p><p>{html.escape(ASSUMED)}</p>{tables}"
+        f"<p>{html.escape(LEGEND)}</p>"
         f"<h2>Rows to look at, worst first</h2>{note}<table><tr><th>row<th>reference<th>text<th>target<th>score<th>why"
         f"{''.join(cells)}</table></html>\n"
     )
@@ -160,16 +178,28 @@ def write_report(report: NoiseReport, folder: str | Path) -> list[Path]:
 
 def report_command(options) -> int:
     """``python -m cirkit report``: everything is checked before any long work. Returns the exit code."""
+    if options.seed < 0:
+        raise ValueError(f"--seed must be 0 or more, got {options.seed}")
     folder = Path(options.out)
-    check_writable(folder)
-    table = read_table(options.table, options.images or "", options.keep_duplicates)
+    for name, place in (("--out", folder), ("--layout", options.layout)):
+        if place and Path(place).is_file():
+            raise ValueError(f"{name} must name a folder, but {place} is a file")
+        if place:
+            check_writable(place)
+    given = (options.table, options.images or "", options.keep_duplicates)
+    read_table(*given, check=False)
+    load_backbone(options.backbone, options.device)  # one that is not there is told before all pictures are opened
+    table = read_table(*given)
     report = make_report(table, options.backbone, options.device, options.epochs, options.seed)
-    print(report.summary(), report.recalls.to_string(index=False, na_rep="", float_format="{:.2f}".format), sep="\n\n")
-    print("\nPrecision to expect, by the share of wrong rows you assume:")
-    print(report.precisions.to_string(index=False, na_rep="", float_format="{:.2f}".format), ASSUMED, sep="\n\n")
-    print(*(f"wrote {path}" for path in write_report(report, folder)), sep="\n")
+    written = write_report(report, folder)  # before anything is printed, which may be cut short
     if options.layout:
-        print(f"wrote {write_fashioniq(table, options.layout, unflagged(report.findings))}")
+        written.append(write_fashioniq(table, options.layout, unflagged(report.findings)))
+    parts = [
+        f"{t}:\n{x.to_string(index=False, na_rep='–', float_format='{:.2f}'.format)}"
+        for t, x in report.tables().items()
+    ]
+    print(report.summary(), *parts, LEGEND, ASSUMED, sep="\n\n")
+    print(*(f"wrote {path}" for path in written), sep="\n")
     return 0
 
 

@@ -59,6 +59,20 @@ def check_writable(folder: str | Path) -> None:
         raise PermissionError(f"{folder} cannot be written to: {there} does not permit it")
 
 
+def check_target(path: str | Path, name: str) -> None:
+    """Whether a file could be written there, that the user named in the parameter ``name``; nothing is made.
+
+    Raises:
+        OSError: it could not, in one sentence.
+    """
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{name} must name a file to write, but {path} is a folder")
+    try:
+        check_writable(Path(path).absolute().parent)
+    except OSError as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling of ``path``; it takes the name ``path`` on success and vanishes on failure.

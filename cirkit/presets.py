@@ -22,6 +22,7 @@ from cirkit.pretrained import is_transformers, lavis_file, load_lavis, load_tran
 from cirkit.weight_files import load_state, read_weights
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
+WORLD_ONLY = ("tiny", "tiny-scenes")  # have seen the pictures and words of one embedded world and nothing else
 PRESETS = ("tiny", "tiny-scenes", "tiny-random", "small", "blip2-vitg", "blip2-vitl", "blip")
 
 

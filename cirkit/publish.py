@@ -12,6 +12,7 @@ import argparse
 import html
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -218,8 +219,8 @@ def _shown(name: str) -> bool:
     return name.startswith(DRAWN_HERE) or ("-s0." in name and any(f"_{run}-" in name for run in SHOWN_RUNS))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Command line of this module."""
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of this module; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cirkit.publish", description=__doc__)
     parser.add_argument("folder", help="a study: the folder with runs/, notebooks/ and figures/")
     how = parser.add_mutually_exclusive_group()
@@ -227,10 +228,15 @@ def main(arguments: list[str] | None = None) -> None:
     how.add_argument("--add", action="store_true", help="join its runs to the committed record")
     options = parser.parse_args(arguments)
     folder = resolve(options.folder)
-    table = write_tables(folder, options.add)
-    if options.reference or options.add:
-        publish(folder, table, options.add)
+    try:
+        table = write_tables(folder, options.add)
+        if options.reference or options.add:
+            publish(folder, table, options.add)
+    except (ValueError, OSError) as error:
+        print(f"cirkit: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

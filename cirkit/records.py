@@ -85,9 +85,12 @@ def up_to_date(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_defaults(rows: pd.DataFrame) -> pd.DataFrame:
-    """Those rows of a tidy table whose methods have no changed options and their most frequent learning rate."""
+    """Those rows of a tidy table whose methods have no changed options, and their most frequent epochs and learning
+    rate."""
     rows = rows[rows.changed == "none"]
-    return rows[rows.lr == rows.groupby("method").lr.transform(lambda lr: lr.mode().iloc[0])]
+    for name in ("epochs", "lr"):
+        rows = rows[rows[name] == rows.groupby("method")[name].transform(lambda values: values.mode().iloc[0])]
+    return rows
 
 
 def _defaults(method: str) -> dict:
@@ -113,9 +116,10 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
     # not above: plots read KEYS and shall not load torch for that
     from cirkit.gate import FACTOR
 
-    frames = []
+    frames, made = [], {}
     for record in records:
         run = load_metrics(record)
+        made[run["run_id"]] = f"{record}, of {run['provenance'].get('time', 'an unknown time')}"
         frame = pd.DataFrame(run["metrics"])
         p, effective, origin = run["parameters"], run["effective"], run["provenance"]
         for name in _FROM_PARAMETERS:
@@ -148,10 +152,9 @@ def tidy(records: Sequence[str | Path]) -> pd.DataFrame:
     table = table.drop_duplicates([*unique, "value"], ignore_index=True)
     twice = table[table.duplicated(unique)]
     if len(twice):
-        row = twice.iloc[0]
+        row, rivals = twice.iloc[0], sorted(table[table.duplicated(unique, keep=False)].run_id.unique())
         raise DataError(
             f"two records disagree about {row.method} on {row.dataset} with {row.noise_kind} {row.noise_rate:g}, seed"
-            f" {row.seed} ({', '.join(sorted(table[table.duplicated(unique, keep=False)].run_id.unique())[:2])});"
-            " remove the older one from the study's runs/."
+            f" {row.seed} ({'; '.join(made[i] for i in rivals[:2])}); remove the older one."
         )
     return table

@@ -32,7 +32,7 @@ def table_reasons(table: Table) -> list[list[str]]:
         if reference == target:
             found.append("reference and target are one picture")
         if answers[target] != row:
-            found.append(f"the same triplet as row {sheet_row(answers[target])}")
+            found.append(f"the same pictures and text as row {sheet_row(answers[target])}")
         if others := [sheet_row(first) for other, first in answers.items() if other != target]:
             found.append(f"the same reference and text as row {others[0]}, with another target")
         reasons.append(found)

@@ -31,7 +31,7 @@ from cirkit.noise import NoisyTriplets, corrupt
 from cirkit.parallel import agree, is_main, main_first, main_only, processes
 from cirkit.parallel import start as start_processes
 from cirkit.paths import atomic_path, check_writable, resolve, results_dir
-from cirkit.presets import load_backbone, read_weights, unknown_words
+from cirkit.presets import WORLD_ONLY, load_backbone, read_weights, unknown_words
 from cirkit.provenance import provenance
 from cirkit.records import changed_files, file_digest, load_metrics
 from cirkit.retrieval import encode_images, encode_queries, rank_queries
@@ -272,7 +272,7 @@ def prepare(progress: bool = True, **parameters) -> Run:
 
 def check_words(backbone: Backbone, sets: Sequence[TripletSet]) -> None:
     """Raises ValueError if a small preset, which knows the words of its own world alone, is to read other texts."""
-    if backbone.config.name not in ("tiny", "tiny-scenes"):
+    if backbone.config.name not in WORLD_ONLY:
         return
     texts = {text for triplets in sets for text in triplets.texts}
     words = {word for text in texts for word in text.split()}

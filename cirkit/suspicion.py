@@ -27,6 +27,7 @@ from cirkit.evidence import evidence_scores
 from cirkit.features import FeatureStore
 from cirkit.gate import FACTOR, mirrored_null
 from cirkit.methods import Method, build_method
+from cirkit.presets import WORLD_ONLY
 from cirkit.retrieval import encode_images, encode_queries
 from cirkit.run_parameters import RunParameters
 from cirkit.runs import check_words, train_config
@@ -41,7 +42,7 @@ _PART = 512  # triplets that are scored at a time
 def check_reads(backbone: Backbone, table: Table) -> None:
     """Raises ValueError if the backbone cannot read this table: the tiny ones know one embedded world each."""
     name = backbone.config.name
-    if name in ("tiny", "tiny-scenes") and not table.world:
+    if name in WORLD_ONLY and not table.world:
         raise ValueError(
             f"the backbone {name!r} has seen drawings of an embedded world and nothing else, so it cannot judge"
             f" {table.path}: take 'small' (`make small` makes it, in about an hour) or a larger one"

@@ -26,13 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # imported here so that --help answers at once
     from cirkit.parallel import ReplicaError, is_main, main_only, processes, stop
-    from cirkit.paths import resolve
+    from cirkit.paths import check_target, resolve
     from cirkit.records import load_metrics
     from cirkit.runs import train_or_load
 
     try:
-        if options.result and resolve(options.result).is_dir():
-            raise ValueError(f"--result must name a file to write, but {options.result} is a folder")
+        if options.result:
+            check_target(resolve(options.result), "--result")
         run = train_or_load(progress=not options.quiet, **read_parameters(options.parameters))
         if options.result:
             main_only(lambda: run.copy_record(resolve(options.result)))

@@ -173,7 +173,7 @@ def test_what_the_table_says_against_itself(table):
     targets[9] = references[9]
     changed = dataclasses.replace(table, references=tuple(references), texts=tuple(texts), targets=tuple(targets))
     reasons = table_reasons(changed)
-    assert reasons[4] == ["the same triplet as row 3"] and reasons[1] == []
+    assert reasons[4] == ["the same pictures and text as row 3"] and reasons[1] == []
     assert reasons[6] == ["the same reference and text as row 4, with another target"]
     assert reasons[2] == ["the same reference and text as row 8, with another target"]
     assert reasons[9] == ["reference and target are one picture"]
@@ -286,9 +286,11 @@ def test_flags_of_a_backbone_that_sees_nothing_are_called_so(report):
     table = report.recalls.copy()
     for recall, blind in ((0.4, True), (0.9, False)):
         table["any"] = [0.35, recall, 0.3, 0.35]
-        assert ("the flags mean nothing" in dataclasses.replace(report, recalls=table).summary()) == blind
+        changed = dataclasses.replace(report, recalls=table)
+        assert changed.summary().startswith("THE FLAGS MEAN NOTHING") == changed.blind == blind
+        assert any(title.startswith("Precision") for title in changed.tables()) == (not blind)
     table["any"] = [0.35, np.nan, np.nan, np.nan]  # no kind could be made
-    assert "mean nothing" in dataclasses.replace(report, recalls=table).summary()
+    assert "MEAN NOTHING" in dataclasses.replace(report, recalls=table).summary()
 
 
 def test_a_failed_page_leaves_nothing(report, tmp_path, monkeypatch):
@@ -333,6 +335,28 @@ def test_the_command_writes_and_says_what_it_wrote(csv_file, tmp_path, capsys):
     assert kept == (cleaned.flag == "no").sum()
     assert command.main(["report", str(tmp_path / "none.csv"), "--out", str(tmp_path / "new")]) == 1
     assert "none.csv does not exist" in capsys.readouterr().err and not (tmp_path / "new").exists()
+    for wrong, told in (
+        (["--layout", str(csv_file)], "--layout must name a folder, but"),
+        (["--seed", "-3"], "--seed must be 0 or more"),
+        (["--backbone", "nowhere"], "nowhere"),
+    ):  # fmt: skip
+        assert command.main([*options, *wrong]) == 1
+        printed = capsys.readouterr()
+        assert told in printed.err and printed.err.count("\n") == 1 and "checking images" not in printed.err
+
+
+def test_the_cleaned_file_is_separated_and_headed_as_the_table_is(csv_file, tmp_path):
+    lines = csv_file.read_text(encoding="utf-8").splitlines()
+    parsed = list(csv.reader(lines))
+    path = csv_file.parent / "semicolons.csv"
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=";").writerows([[name.title() for name in parsed[0]], *parsed[1:]])
+    table = read_table(path, csv_file.parent / "images", progress=False)
+    found = pd.DataFrame({"score": 0.5, "flag": False, "reason": ""}, index=range(len(table)))
+    target = write_cleaned(table, found, tmp_path / "cleaned.csv")
+    written = list(csv.reader(target.read_text(encoding="utf-8-sig").splitlines(), delimiter=";"))
+    assert written[0] == [*(name.title() for name in parsed[0]), "score", "flag", "reason"]
+    assert [row[:-3] for row in written[1:]] == parsed[1:]
 
 
 def test_pictures_of_a_report(report, table):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cirkit.paths import atomic_path, cache_dir, check_writable, project_root, resolve, results_dir
+from cirkit.paths import atomic_path, cache_dir, check_target, check_writable, project_root, resolve, results_dir
 
 
 def test_file_appears_only_when_whole(tmp_path):
@@ -107,3 +107,14 @@ def test_folders_follow_the_environment_and_never_the_caller(tmp_path, monkeypat
     monkeypatch.delenv("CIRKIT_CACHE")
     monkeypatch.delenv("CIRKIT_RESULTS")
     assert cache_dir() == project_root() / ".cache" and results_dir() == project_root() / "results"
+
+
+def test_a_place_for_a_file_is_checked_before_the_work(tmp_path):
+    (tmp_path / "file").touch()
+    check_target(tmp_path / "new" / "x.json", "RESULT")
+    check_target(tmp_path / "file", "RESULT")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(OSError, match="^RESULT must name a file to write, but .* is a folder$"):
+        check_target(tmp_path, "RESULT")
+    with pytest.raises(OSError, match="^--result: .* cannot be a folder: .*file is a file$"):
+        check_target(tmp_path / "file" / "x.json", "--result")

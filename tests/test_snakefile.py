@@ -46,7 +46,7 @@ def stand_in(folder: Path) -> Path:
         ("methods/__init__", "REGISTRY = {'infonce': '', 'broken': ''}"),
         ("noise_kinds", "KINDS: dict = {'shuffle': None, 'hard': None}"),
         ("data/splits", "SOURCES = {'garments': 1, 'scenes': 1, 'fashioniq': 1}"),
-        ("presets", "PRESETS = ('tiny', 'tiny-scenes')"),
+        ("presets", "PRESETS = ('tiny', 'tiny-scenes', 'small')"),
     ):
         (folder / "cirkit" / name).parent.mkdir(exist_ok=True)
         (folder / "cirkit" / f"{name}.py").write_text(f"{literal}\n")
@@ -90,7 +90,7 @@ def snakemake(folder: Path, *arguments: str, **environment: str) -> subprocess.C
 
 @pytest.mark.notebook
 def test_a_batch_from_failure_to_done(tmp_path):
-    """A path with a space, a foreign kernel of the same name, a method that fails: then again without it."""
+    """Paths with spaces, a foreign kernel of the same name, a method that fails: then again without it."""
     folder = stand_in(tmp_path / "my stüdy")
     foreign = tmp_path / "jupyter" / "kernels" / "python3"
     foreign.mkdir(parents=True)
@@ -98,7 +98,9 @@ def test_a_batch_from_failure_to_done(tmp_path):
         json.dumps({"argv": ["no-such-python"], "display_name": "x", "language": "python"})
     )
     jupyter = {"JUPYTER_PATH": str(foreign.parents[1]), "JUPYTER_DATA_DIR": str(foreign.parents[1])}
-    runs, notebooks = folder / "results/study/runs", folder / "results/study/notebooks"
+    place = {"CIRKIT_RESULTS": "Ergebnisse für alle"}
+    study = folder / "Ergebnisse für alle" / "study"
+    runs, notebooks = study / "runs", study / "notebooks"
 
     failed = snakemake(
         folder,
@@ -110,6 +112,7 @@ def test_a_batch_from_failure_to_done(tmp_path):
         "SEEDS=1",
         "THREADS=1",
         **jupyter,
+        **place,
     )
     assert failed.returncode != 0
     assert "To do: 4 steps" in failed.stdout
@@ -123,23 +126,23 @@ def test_a_batch_from_failure_to_done(tmp_path):
     content = json.loads(result.read_text())
     assert Path(content.pop("python")) == Path(sys.executable)
     assert content == {"method": "infonce", "rate": 0.5, "noise_seed": 43, "seed": 1, "threads": "1"}
-    assert not (folder / "results/study/done/report").exists()
+    assert not (study / "done" / "report").exists()
     assert "1 of 2 runs have no result" in failed.stdout
-    assert "broken-tiny-garments-shuffle-0.5-seed1  (see results/study/notebooks" in failed.stdout
+    assert "broken-tiny-garments-shuffle-0.5-seed1  (see Ergebnisse für alle/study/notebooks" in failed.stdout
 
     one = ["grid", "--config", "METHODS=infonce", "RATES=0.5", "SEEDS=1"]
-    finished = snakemake(folder, *one)
+    finished = snakemake(folder, *one, **place)
     assert finished.returncode == 0, finished.stderr
     assert "To do: 1 steps" in finished.stdout and "reported" in finished.stdout
-    again = snakemake(folder, *one)
+    again = snakemake(folder, *one, **place)
     assert again.returncode == 0
     assert "Nothing to be done" in again.stderr and "To do" not in again.stdout
 
     # an old report does not hide that a run is missing, and a change of the package reaches every step
-    missing = snakemake(folder, "grid", "--dry-run", "--config", "METHODS=infonce", "RATES=0.5", "SEEDS=1 2")
+    missing = snakemake(folder, "grid", "--dry-run", "--config", "METHODS=infonce", "RATES=0.5", "SEEDS=1 2", **place)
     assert "train" in missing.stdout + missing.stderr
     (folder / "cirkit" / "noise.py").write_text("changed = True\n")
-    changed = snakemake(folder, "grid", "--dry-run", *one[1:])
+    changed = snakemake(folder, "grid", "--dry-run", *one[1:], **place)
     assert "train" in changed.stdout + changed.stderr and "Nothing" not in changed.stderr
 
 
@@ -156,6 +159,11 @@ def test_a_batch_from_failure_to_done(tmp_path):
         ("LR=fast", "LR: 'fast' is not a learning rate"),
         ("BACKBONE=tinny", "BACKBONE: 'tinny' is neither a folder, a file, a hub id, nor one of tiny"),
         ("METHOD=infonce", "there is no setting METHOD"),
+        ("METHODS=", "must each name at least one value"),
+        ("THREADS=x", "THREADS: 'x' is not a whole number"),
+        ("DEVICE=cudda", "DEVICE: 'cudda' is none of auto, cpu"),
+        ("DATA_ROOT=nowhere", "DATA_ROOT: there is no folder nowhere"),
+        ("BACKBONE=small", "BACKBONE: the weights of 'small' are not there: `make small`"),
     ],
 )
 def test_wrong_settings_get_one_sentence(tmp_path, settings, sentence):
@@ -184,6 +192,7 @@ def test_the_real_notebooks_take_what_the_batch_sends(tmp_path):
     folder = stand_in(tmp_path / "study")
     shutil.rmtree(folder / "notebooks")
     shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+    (folder / "data").mkdir()
     result = snakemake(folder, "study", "--dry-run", "--config", "DATA_ROOT=data", "DEVICE=cpu")
     assert result.returncode == 0, result.stderr
 
@@ -226,6 +235,7 @@ def test_profiles_hold_options_of_snakemake(tmp_path, profile):
 def test_two_folders_of_data_or_weights_are_two_runs(tmp_path):
     folder = stand_in(tmp_path / "study")
     names = set()
+    (folder / "x").mkdir()
     for place in ("one/weights", "two/weights"):
         (folder / place).mkdir(parents=True)
         for setting in (f"DATA_ROOT={place}", f"BACKBONE={place}"):
@@ -260,3 +270,26 @@ def test_a_study_of_another_data_set_leaves_the_notebooks_on_garments_out(tmp_pa
     scenes = snakemake(folder, "study", "--summary", "--config", "DATASET=scenes").stdout
     assert "infonce-tiny-scenes-scenes-shuffle-0-seed0" in scenes
     assert "03_cone" not in scenes and "tiny-garments-" not in scenes
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ("CORES=0", "CORES: '0' is not a number of runs at once, 1 or more"),
+        ("CORES=two", "CORES: 'two' is not a number of runs at once"),
+        ("PROFILE=slrum", "PROFILE: there is no folder profiles/slrum with a config.yaml; there are: local slurm"),
+    ],
+)
+def test_what_make_itself_refuses(settings, sentence):
+    result = subprocess.run(
+        ["make", "-n", "grid", "PY=python", settings], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0 and sentence in result.stderr
+
+
+def test_cores_count_beside_a_profile_and_arguments_are_passed_on():
+    said = subprocess.run(
+        ["make", "-n", "grid", "PY=python", "PROFILE=local", "CORES=1", "ARGS=-n"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "--profile 'profiles/local' --cores 1" in " ".join(said.split()) and "--keep-going -n" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,26 @@ def test_what_spreadsheets_write_is_read(shop, delimiter, encoding):
     assert set(triplets.galleries["all"]) == used
 
 
+def test_habits_of_spreadsheets_are_no_rows_and_no_columns(shop):
+    plain = read_table(write(shop, rows()), shop / "pictures", progress=False)
+    wide = [[*row, "", " "] for row in rows()]
+    path = write(shop, wide, [*HEADER, "", ""], delimiter=";")
+    path.write_text("sep=;\r\n" + path.read_text(encoding="utf-8"), encoding="utf-8", newline="")
+    table = read_table(path, shop / "pictures", progress=False)
+    assert table.columns == plain.columns and table.separator == ";" and table.header == tuple(HEADER)
+    wide[7][2] = "gone"
+    path = write(shop, wide, [*HEADER, "", ""], delimiter=";")
+    path.write_text("sep=;\n" + path.read_text(encoding="utf-8"), encoding="utf-8", newline="")
+    assert "row 9" in refusal(path, shop)  # as the spreadsheet shows it
+
+
+def test_letters_with_accents_are_equal_however_they_are_encoded(tmp_path):
+    for form in ("NFC", "NFD"):
+        picture(tmp_path / form / (unicodedata.normalize(form, "Tüll é") + ".png"))
+        tree = PictureTree(tmp_path / form)
+        assert {tree.find(unicodedata.normalize(other, "Tüll é")) for other in ("NFC", "NFD")} == set(tree.ids)
+
+
 def test_images_are_named_in_four_ways(shop):
     tree = PictureTree(shop / "pictures")
     for name in ("shoes/0001.png", "shoes/0001", "0001.png", "0001", " shoes\\0001.png ", "./shoes/0001.png"):
@@ -147,7 +168,9 @@ def test_files_that_are_no_csv_are_told_by_what_they_are(shop):
         (b"reference,text,target\na,b,c\nd,caf\xe9,f\n", "row 3 is not UTF-8 text"),
         (b"\xef\xbb\xbf\n ,\n", "is empty"),
         (b"", "is empty"),
-        (b'reference,text,target\na,"b"b,c\n', "is not a CSV file separated by commas"),
+        (b'reference,text,target\na,"b"b,c\n', "row 2, is not CSV separated by commas"),
+        (b'reference,text,target\na,b,c\na,"b,c\nd,e,f\n', "is a quote left open?"),
+        (b"reference,text,target\na,b,c\n,,\nd,e,f\n", "row 3 is empty: delete it"),
     ):
         path.write_bytes(content)
         assert message in refusal(path, shop)
@@ -220,7 +243,7 @@ def test_held_out_rows_follow_the_column_else_the_reference(shop):
 def test_what_the_layout_cannot_hold_is_refused(shop):
     lines = [[*row, "train"] for row in rows()]
     table = read_table(write(shop, lines, [*HEADER, "split"]), shop / "pictures", progress=False)
-    with pytest.raises(DataError, match="no row is left for val"):
+    with pytest.raises(DataError, match="no row is for val; name rows"):
         write_fashioniq(table, shop / "out")
     lines = [[*row, "a b" if i % 2 else "a&b", "val" if i % 3 else "train"] for i, row in enumerate(rows())]
     table = read_table(write(shop, lines, [*HEADER, "category", "split"]), shop / "pictures", progress=False)

@@ -175,6 +175,23 @@ def test_publishing_fills_the_readme_block_and_nothing_else(study, monkeypatch, 
     assert (pd.read_csv(study / "difference.csv").difference == 0).all()
 
 
+def test_runs_of_other_lengths_are_not_averaged_into_the_tables_at_a_glance(tmp_path):
+    for seed in (0, 1):
+        record(tmp_path, seed, 0.5, 50.0, run_id=f"long{seed}")
+    record(tmp_path, 2, 0.5, 10.0, run_id="short", epochs=1)
+    assert at_a_glance(collect(tmp_path), "garments")["shuffle 0.5"].tolist() == ["50.0 ±0.0 (2)"]
+
+
+def test_publishing_says_in_a_sentence_what_is_wrong(tmp_path, capsys):
+    assert publishing.main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"cirkit: {tmp_path / 'runs'} holds no record")
+    record(tmp_path, 0, 0.5, 50.0, run_id="one")
+    record(tmp_path, 0, 0.5, 60.0, run_id="two")
+    assert publishing.main([str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert all(str(tmp_path / "runs" / f"{name}.json") in told for name in ("one", "two")) and told.count("\n") == 1
+
+
 def test_adding_a_study_keeps_what_it_does_not_have(monkeypatch, tmp_path):
     monkeypatch.setattr(publishing, "project_root", lambda: tmp_path)
     monkeypatch.setattr("cirkit.tables.results_dir", lambda: tmp_path / "results")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -41,12 +42,12 @@ class PictureTree(ImageFolder):
         """The image that somebody calls `name`; None if there is none.
 
         Tried in this order: its path below the folder, the path without extension, the file name, the file name
-        without extension. Backslashes count as "/".
+        without extension. Backslashes count as "/", and letters with accents are equal however they are encoded.
 
         Raises:
             DataError: the first of these that fits fits several images.
         """
-        name = name.strip().replace("\\", "/").removeprefix("./")
+        name = unicodedata.normalize("NFC", name.strip().replace("\\", "/").removeprefix("./"))
         for names in self._names:
             if found := names.get(name):
                 if len(found) > 1:
@@ -65,7 +66,7 @@ class PictureTree(ImageFolder):
         for image in self.ids:
             stem, base = os.path.splitext(image)[0], image.rpartition("/")[2]
             for names, name in zip(ways, (image, stem, base, os.path.splitext(base)[0]), strict=True):
-                names.setdefault(name, []).append(image)
+                names.setdefault(unicodedata.normalize("NFC", name), []).append(image)
         return ways
 
 
@@ -82,4 +83,4 @@ def check_pictures(images: ImageFolder, ids: Iterable[str], where: dict[str, str
     if bad := report.unusable:
         more = f" ({len(bad):,} images of {report.n:,} are unreadable: {first_ids(bad)})" if len(bad) > 1 else ""
         reason = report.reasons.get(bad[0], f"{bad[0]} is gone")
-        raise DataError(f"{where.get(bad[0], bad[0])}: {reason}{more}; save the picture again, or take the row out.")
+        raise DataError(f"{where.get(bad[0], bad[0])}: {reason}{more}; save the picture again, or leave it out.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class Table:
         columns: column -> n strings as they stand in the file, in its order.
         references, targets: n image ids of `images`. texts: n texts without outer blanks.
         categories, splits: n strings; "all" and "" where the file does not say.
+        separator, header: between the values of a row, and the first row, as they stand in the file.
     """
 
     path: Path
@@ -43,6 +45,8 @@ class Table:
     targets: tuple[str, ...] = field(repr=False)
     categories: tuple[str, ...] = field(repr=False)
     splits: tuple[str, ...] = field(repr=False)
+    separator: str = ","
+    header: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.references)
@@ -99,7 +103,7 @@ def read_table(
         DataError: one sentence naming the file, and the row where there is one.
     """
     path = Path(path).expanduser()
-    columns = _columns(path, _text(path))
+    separator, header, columns = _columns(path, _text(path))
     count = len(columns["reference"])
     for name in NEEDED:
         _refuse(path, [row for row in range(count) if not columns[name][row].strip()], f"has a blank {name}")
@@ -118,7 +122,7 @@ def read_table(
     if not keep_duplicates:
         _refuse_duplicates(path, list(zip(references, texts, targets, strict=True)))
     categories = tuple(value.strip() or "all" for value in columns.get("category", ("all",) * count))
-    table = Table(path, tree, columns, references, texts, targets, categories, splits)
+    table = Table(path, tree, columns, references, texts, targets, categories, splits, separator, header)
     if check:
         where: dict[str, str] = {}
         for row, pair in enumerate(zip(references, targets, strict=True)):
@@ -142,17 +146,25 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}, row {row} is not UTF-8 text: save it from the spreadsheet as 'CSV UTF-8'.") from None
 
 
-def _columns(path: Path, text: str) -> dict[str, tuple[str, ...]]:
-    header = text.partition("\n")[0]
-    separator = max(_SEPARATORS, key=header.count)
+def _columns(path: Path, text: str) -> tuple[str, tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Separator, header as it stands in the file, and the columns; those without a name or a value are left out."""
+    first, _, rest = text.partition("\n")
+    if re.fullmatch(r"sep=.\r?", first):  # how spreadsheets are told the separator; they do not count it as a row
+        text = rest
+    separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    rows: list[list[str]] = []
     try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True))
+        rows.extend(reader)
     except csv.Error as error:
-        raise DataError(f"{path} is not a CSV file separated by {_SEPARATORS[separator]}: {error}.") from None
+        where = f"row {len(rows) + 1}, is not CSV separated by {_SEPARATORS[separator]}"
+        raise DataError(f"{path}, {where}: {error}; is a quote left open?") from None
     while rows and not any(value.strip() for value in rows[-1]):
         rows.pop()
     if not rows:
         raise DataError(f"{path} is empty; its first row should be {','.join(NEEDED)}.")
+    while len(rows[0]) > 1 and not any("".join(row[len(rows[0]) - 1 :]).strip() for row in rows):
+        rows = [row[: len(rows[0]) - 1] for row in rows]
     names = [name.strip().lower() if name.strip().lower() in (*NEEDED, *OPTIONAL) else name for name in rows[0]]
     if lacking := [name for name in NEEDED if name not in names]:
         raise DataError(
@@ -162,12 +174,14 @@ def _columns(path: Path, text: str) -> dict[str, tuple[str, ...]]:
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise DataError(f"{path}, row 1 names the column {twice[0]!r} more than once.")
     for number, row in enumerate(rows[1:], 2):
+        if not any(value.strip() for value in row):
+            raise DataError(f"{path}, row {number} is empty: delete it.")
         if len(row) != len(names):
             raise DataError(
                 f"{path}, row {number} has {len(row)} values for {len(names)} columns; a text with"
                 f" {_SEPARATORS[separator]} in it needs quotes around it."
             )
-    return {name: tuple(row[place] for row in rows[1:]) for place, name in enumerate(names)}
+    return separator, tuple(rows[0]), {n: tuple(row[place] for row in rows[1:]) for place, n in enumerate(names)}
 
 
 def _refuse(path: Path, rows: list[int], what: str) -> None:

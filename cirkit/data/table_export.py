@@ -73,7 +73,9 @@ def _annotations(table: Table, keep: np.ndarray, names: dict[str, str]) -> dict[
     val, categories = held_out(table), np.array(table.categories)
     for split, chosen in (("train", keep & ~val), ("val", keep & val)):
         if not chosen.any():
-            raise DataError(f"{table.path}: no row is left for {split}; name rows in a column split (train, val).")
+            own = int((val if split == "val" else ~val).sum())
+            gone = f"all {own} rows for {split} are left out" if own else f"no row is for {split}"
+            raise DataError(f"{table.path}: {gone}; name rows in a column split (train, val).")
     galleries = table.triplets().galleries
     labels = {category: re.sub(r"[^\w-]+", "_", category) for category in galleries}
     if len(set(labels.values())) < len(labels):
