@@ -212,5 +212,5 @@ def _refuse_duplicates(path: Path, rows: list[tuple[str, str, str]]) -> None:
             raise DataError(
                 f"{path}, row {sheet_row(row)} is the same triplet as row {sheet_row(first[triplet])}"
                 f" ({len(rows) - len(set(rows))} such rows): take it out, or let the report flag them with"
-                " keep_duplicates."
+                " --keep-duplicates (in Python keep_duplicates=True)."
             )
