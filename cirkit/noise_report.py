@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
+from cirkit.backbone import Backbone
 from cirkit.data.annotations import DataError
 from cirkit.data.images import open_rgb
 from cirkit.data.table import Table, read_table
@@ -83,12 +84,13 @@ class NoiseReport:
 
 
 def make_report(
-    table: Table, backbone: str = "small", device: str = "auto", epochs: int = 4, seed: int = 0, rate: float = 0.2,
-    batch_size: int = 64, lr: float = 0.0, progress: bool = True,
+    table: Table, backbone: str | Backbone = "small", device: str = "auto", epochs: int = 4, seed: int = 0,
+    rate: float = 0.2, batch_size: int = 64, lr: float = 0.0, progress: bool = True,
 ) -> NoiseReport:  # fmt: skip
     """Look at every row of a table, and measure what the looks are worth on noise of known kinds.
 
     Args:
+        backbone: a preset, hub id or folder, loaded to ``device``; or one that is loaded.
         epochs: of the short training (`cirkit.suspicion`); 0 leaves it out. rate: see `cirkit.expectation.injected`.
 
     Raises:
@@ -97,7 +99,7 @@ def make_report(
     if not 0 < rate <= 1:
         raise ValueError(f"the rate of noise to put in must lie above 0 and not above 1, got {rate}")
     check_columns(table)
-    model = load_backbone(backbone, device)
+    model = load_backbone(backbone, device) if isinstance(backbone, str) else backbone
     check_reads(model, table)
     store = build_store(model, table.images, table.image_ids(), progress=progress)
     suspicion = Suspicion(model, table, store, epochs, seed, batch_size, lr, progress)
@@ -188,18 +190,18 @@ def report_command(options) -> int:
             check_writable(place)
     given = (options.table, options.images or "", options.keep_duplicates)
     read_table(*given, check=False)
-    load_backbone(options.backbone, options.device)  # one that is not there is told before all pictures are opened
+    model = load_backbone(options.backbone, options.device)  # before all pictures are opened, in case it is not there
     table = read_table(*given)
-    report = make_report(table, options.backbone, options.device, options.epochs, options.seed)
+    report = make_report(table, model, epochs=options.epochs, seed=options.seed)
     written = write_report(report, folder)  # before anything is printed, which may be cut short
-    if options.layout:
-        written.append(write_fashioniq(table, options.layout, unflagged(report.findings)))
     parts = [
         f"{t}:\n{x.to_string(index=False, na_rep='–', float_format='{:.2f}'.format)}"
         for t, x in report.tables().items()
     ]
     print(report.summary(), *parts, LEGEND, ASSUMED, sep="\n\n")
     print(*(f"wrote {path}" for path in written), sep="\n")
+    if options.layout:
+        print(f"wrote {write_fashioniq(table, options.layout, unflagged(report.findings))}")
     return 0
 
 
