@@ -39,7 +39,7 @@ def load_run(folder: str | Path, device: str = "auto") -> Method:
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise FileNotFoundError(f"{weights} is missing: the run was finished, but its weights are gone; train it again")
-    if changed_files(folder, [weights.name]):
+    if changed_files(folder, record, [weights.name]):
         raise ValueError(f"{weights} is not what the run wrote: copy it again or train it again")
     parameters = record["parameters"]
     backbone = load_backbone(parameters["backbone"], device)

@@ -19,7 +19,7 @@ from PIL import Image
 from cirkit.backbone import Backbone
 from cirkit.data.annotations import DataError
 from cirkit.data.images import open_rgb
-from cirkit.data.table import Table, read_table
+from cirkit.data.table import Table, check_images, read_table
 from cirkit.data.table_export import write_fashioniq
 from cirkit.expectation import injected, precision_table, recall_table
 from cirkit.features import build_store
@@ -188,10 +188,9 @@ def report_command(options) -> int:
             raise ValueError(f"{name} must name a folder, but {place} is a file")
         if place:
             check_writable(place)
-    given = (options.table, options.images or "", options.keep_duplicates)
-    read_table(*given, check=False)
+    table = read_table(options.table, options.images or "", options.keep_duplicates, check=False)
     model = load_backbone(options.backbone, options.device)  # before all pictures are opened, in case it is not there
-    table = read_table(*given)
+    check_images(table)
     report = make_report(table, model, epochs=options.epochs, seed=options.seed)
     written = write_report(report, folder)  # before anything is printed, which may be cut short
     parts = [

@@ -50,16 +50,14 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def changed_files(folder: Path, names: Sequence[str] | None = None) -> list[str]:
+def changed_files(folder: Path, record: dict, names: Sequence[str] | None = None) -> list[str]:
     """Those files of a finished run that are gone or no longer what its record says they were.
 
     Args:
-        names: those to look at; None for all. Records older than digests say nothing of any.
-
-    Raises:
-        ValueError: as :func:`load_metrics`.
+        record: of :func:`load_metrics`; those older than digests say nothing of any file.
+        names: the files to look at; None for all.
     """
-    written = load_metrics(folder).get("files", {})
+    written = record.get("files", {})
     return [n for n, digest in written.items() if (names is None or n in names) and file_digest(folder / n) != digest]
 
 

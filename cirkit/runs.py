@@ -77,7 +77,7 @@ class Run:
             return False
         if record["run_id"] != self.id or "files" not in record:
             return False
-        if changed := changed_files(self.folder):
+        if changed := changed_files(self.folder, record):
             lost = f"{', '.join(changed)} of {self.folder} lost or damaged"
             warnings.warn(f"{lost}; this run is trained again", stacklevel=2)
         return not changed

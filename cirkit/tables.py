@@ -11,7 +11,7 @@ from cirkit.bootstrap import paired_bootstrap
 from cirkit.data.annotations import DataError
 from cirkit.evaluation import recall_at
 from cirkit.paths import results_dir
-from cirkit.records import KEYS, at_defaults, changed_files, tidy, up_to_date
+from cirkit.records import KEYS, at_defaults, changed_files, load_metrics, tidy, up_to_date
 
 HEADLINE = ("R@1", "R@10", "R@50", "Rs@1", "top-1 all")
 _SHOWN = ("dataset", "method", "noise_kind", "noise_rate")
@@ -210,7 +210,8 @@ def query_hits(path: Path, k: int) -> pd.Series:
     """
     if not path.is_file():
         return pd.Series(dtype=float)
-    if path.with_name("metrics.json").is_file() and path.name in changed_files(path.parent, [path.name]):
-        raise DataError(f"{path} is not what its run wrote; delete {path.parent} and train that run again")
+    run = path.parent
+    if (run / "metrics.json").is_file() and changed_files(run, load_metrics(run), [path.name]):
+        raise DataError(f"{path} is not what its run wrote; delete {run} and train that run again")
     ranks = pd.read_csv(path, usecols=["category", "better", "tied"], keep_default_na=False)
     return pd.Series(100 * recall_at(ranks.better, ranks.tied, k), index=ranks.category)

@@ -33,6 +33,14 @@ def file_bytes(path: Path, hint: str = "") -> bytes:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
 
 
+def in_its_place(content: bytes) -> str:
+    """What a file is that came in the place of another: "nothing", "pointer" (of git-lfs), "page", or ""."""
+    start = content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith(b"version https://git-lfs"):
+        return "pointer"
+    return ("page" if start.startswith(b"<") else "") if start else "nothing"
+
+
 def read_json(path: str | Path) -> Any:
     """Read an annotation file.
 
@@ -42,12 +50,12 @@ def read_json(path: str | Path) -> Any:
     """
     path = Path(path)
     content = file_bytes(path)
-    start = content[:200].lstrip(b"\xef\xbb\xbf \t\r\n")
-    if not content.strip(b"\xef\xbb\xbf \t\r\n"):
+    instead = in_its_place(content)
+    if instead == "nothing":
         raise DataError(f"{path} is empty ({len(content)} bytes); download it again.")
-    if start.startswith(b"version https://git-lfs"):
+    if instead == "pointer":
         raise DataError(f"{path} is a git-lfs pointer, not data; run `git lfs pull` where it was cloned.")
-    if start.startswith(b"<"):
+    if instead == "page":
         raise DataError(f"{path} is a web page or XML, not JSON; download the raw file.")
     try:
         read = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_distinct)

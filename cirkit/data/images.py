@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from cirkit.data.annotations import DataError, first_ids
+from cirkit.data.annotations import DataError, file_bytes, first_ids, in_its_place
 
 IMAGE_FOLDERS = ("images", "resized_image", "image_data")
 EXTENSIONS = (".jpg", ".jpeg", ".png")
@@ -26,6 +26,11 @@ LAYOUTS = (
 )
 
 LONGEST = 15_000  # pixels of a side; a thin image is padded to nearly a square before it is made small
+_INSTEAD = {
+    "nothing": "it is empty",
+    "pointer": "a git-lfs pointer; run `git lfs pull` where it was cloned",
+    "page": "a web page or XML; download the image itself",
+}
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -224,15 +229,9 @@ def _decode(file: str | Path, reduced: bool = False) -> Image.Image:
 def _instead(file: str | Path) -> str:
     """What lies in the place of an image; "" if that is not known."""
     try:
-        with open(file, "rb") as content:
-            start = content.read(200).lstrip(b"\xef\xbb\xbf \t\r\n")
-    except OSError:
+        return _INSTEAD.get(in_its_place(file_bytes(Path(file))), "")
+    except DataError:
         return ""
-    if start.startswith(b"version https://git-lfs"):
-        return "a git-lfs pointer; run `git lfs pull` where it was cloned"
-    if start.lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "a web page or XML; download the image itself"
-    return "" if start else "it is empty"
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -124,12 +124,21 @@ def read_table(
     categories = tuple(value.strip() or "all" for value in columns.get("category", ("all",) * count))
     table = Table(path, tree, columns, references, texts, targets, categories, splits, separator, header)
     if check:
-        where: dict[str, str] = {}
-        for row, pair in enumerate(zip(references, targets, strict=True)):
-            for image in pair:
-                where.setdefault(image, f"{path}, row {sheet_row(row)}")
-        check_pictures(tree, table.image_ids(), where, progress)
+        check_images(table, progress)
     return table
+
+
+def check_images(table: Table, progress: bool = True) -> None:
+    """Decode every image of a table once.
+
+    Raises:
+        DataError: images that cannot be decoded; it names the first, and its row.
+    """
+    where: dict[str, str] = {}
+    for row, pair in enumerate(zip(table.references, table.targets, strict=True)):
+        for image in pair:
+            where.setdefault(image, f"{table.path}, row {sheet_row(row)}")
+    check_pictures(table.images, table.image_ids(), where, progress)
 
 
 def _text(path: Path) -> str:
